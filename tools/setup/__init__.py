@@ -1,0 +1,1 @@
+"""Set the project up from nothing: interpreter, environment, pinned packages, patched megatron-core."""
