@@ -1,0 +1,122 @@
+"""Run a script or a module on the CPU: ``python -m megatron.training.cpu_device SCRIPT ARGS``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import socket
+import sys
+import warnings
+from pathlib import Path
+
+from . import switch
+from .arguments import add_cpu_arguments
+from .redirect import table
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Return the parser of the launcher's own options, which come before the script."""
+    parser = argparse.ArgumentParser(
+        prog="python -m megatron.training.cpu_device",
+        description="Run a Megatron script on the CPU over gloo, alone or under torchrun.",
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="the script is a module")
+    parser.add_argument("--nproc-per-node", type=int, help="start this many processes")
+    parser.add_argument(
+        "--keep-arguments", action="store_true", help="do not supply Megatron's flags for the CPU"
+    )
+    parser.add_argument("--list", action="store_true", help="print what is redirected, and end")
+    parser.add_argument("script", nargs="?", help="script (or module, with -m) to run")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    return parser
+
+
+def _set_single_process() -> None:
+    """Describe a job of one process in the environment, as torchrun describes larger ones."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for name, value in (
+        ("RANK", "0"),
+        ("LOCAL_RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("LOCAL_WORLD_SIZE", "1"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", str(port)),
+    ):
+        os.environ[name] = value
+
+
+def _start_processes(options: argparse.Namespace) -> None:
+    """Start the processes with torchrun; each runs this launcher on the script."""
+    from torch.distributed import run
+
+    own = ["--keep-arguments"] if options.keep_arguments else []
+    own += ["-m"] if options.module else []
+    run.main(
+        ["--standalone", f"--nproc-per-node={options.nproc_per_node}"]
+        + ["-m", "megatron.training.cpu_device"]
+        + [*own, options.script, *options.arguments]
+    )
+
+
+def _announce() -> None:
+    """Say once per job that it runs on the CPU."""
+    if os.environ["RANK"] == "0":
+        processes = int(os.environ["WORLD_SIZE"])
+        print(f"running on CPU with gloo, {processes} process{'es' * (processes > 1)}", flush=True)
+
+
+def _run(options: argparse.Namespace) -> None:
+    """Run the script in this process as ``__main__``."""
+    arguments = options.arguments
+    if not options.keep_arguments:
+        arguments = add_cpu_arguments(arguments)
+    sys.argv = [options.script, *arguments]
+    if options.module:
+        runpy.run_module(options.script, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(options.script).resolve().parent)
+        runpy.run_path(options.script, run_name="__main__")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the launcher and return its exit status; the script's own exit passes through."""
+    options = _parser().parse_args(argv)
+    if options.list:
+        switch.enable()
+        print(table())
+        return 0
+    try:
+        _check(options)
+        if options.nproc_per_node is not None and "RANK" not in os.environ:
+            _start_processes(options)
+            return 0
+        if "RANK" not in os.environ:
+            _set_single_process()
+        if os.environ["RANK"] != "0":
+            warnings.filterwarnings("ignore", message=".*a CPU run needs")
+        if not options.keep_arguments:
+            add_cpu_arguments(options.arguments)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    switch.enable()
+    _announce()
+    _run(options)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise ``ValueError`` for a command line that cannot run."""
+    if options.script is None:
+        raise ValueError("give the script to run, or -m and a module")
+    if not options.module and not Path(options.script).is_file():
+        raise ValueError(f"script {options.script} does not exist")
+    if options.nproc_per_node is not None and options.nproc_per_node < 1:
+        raise ValueError(f"--nproc-per-node {options.nproc_per_node} is not a number of processes")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
