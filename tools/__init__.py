@@ -1,0 +1,1 @@
+"""Tools of the repository, run with `python -m tools.NAME` from its root."""

@@ -1,0 +1,1 @@
+"""Turn the sparse fork under `megatron/` into a complete, installable Megatron Core."""
