@@ -1,0 +1,92 @@
+"""Train a multimodal model whose modules each live on their own rank grid.
+
+    torchrun --nproc-per-node 4 -m examples.mimo.train_hetero \\
+        --module vision:tp=1,dp=2 --module language:tp=2 [stock Megatron flags]
+
+Wiring only: command line, device, and the hand-over to Megatron's stock loop.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING
+
+from examples.mimo.data import get_data_provider
+from examples.mimo.model_providers import get_model_provider
+from examples.mimo.training.hetero.args import (
+    HeteroConfig,
+    add_hetero_arguments,
+    apply_layout,
+    check_batch,
+    parse_hetero_arguments,
+    restore_world_size,
+)
+from examples.mimo.training.hetero.device import select_device
+from examples.mimo.training.hetero.layout import LayoutError
+
+if TYPE_CHECKING:
+    import argparse
+
+USAGE_ERROR = 2
+LOOP_ARGUMENTS = ("--dataloader-type", "external", "--eval-interval", "1000")
+"""Stock flags of every run; the user's own come after them and win."""
+
+
+def main() -> None:
+    """Entry point of every process of a run, and of ``--dry-run``."""
+    try:
+        config, stock_argv = parse_hetero_arguments(sys.argv[1:])
+        args = prepare(config, stock_argv)
+    except LayoutError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the user's answer
+        sys.exit(USAGE_ERROR)
+    if config.dry_run:
+        from examples.mimo.training.hetero.dry_run import (  # noqa: PLC0415 - needs Megatron
+            print_plan,
+        )
+
+        print_plan(config, args)
+        return
+    from examples.mimo.training.hetero.loop import train  # noqa: PLC0415 - needs Megatron
+
+    train(config, args)
+
+
+def prepare(config: HeteroConfig, stock_argv: list[str]) -> argparse.Namespace:
+    """Switch the device on, then parse and validate the stock flags for this layout.
+
+    Called on every rank; not collective.
+
+    Raises:
+        LayoutError: the layout does not fit the model or the batch sizes.
+    """
+    warnings.filterwarnings("ignore", module=r"megatron\.")
+    provider = get_model_provider(config.model_provider)
+    data = get_data_provider(config.data_provider)
+    defaults = [*LOOP_ARGUMENTS, *provider.DEFAULT_ARGUMENTS, *data.DEFAULT_ARGUMENTS]
+    argv = select_device(config.device, [*defaults, *stock_argv])
+
+    from megatron.training import arguments, global_vars  # noqa: PLC0415 - after the device switch
+
+    def extra_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        provider.add_arguments(parser)
+        data.add_arguments(parser)
+        return add_hetero_arguments(parser)
+
+    sys.argv[1:] = argv
+    args = arguments.parse_args(extra_arguments)
+    provider.check(args, config.layout)
+    check_batch(args, config.layout)
+    apply_layout(args, config.layout)
+    arguments.validate_args(args)
+    restore_world_size(args, config.layout)
+    if not config.dry_run:
+        global_vars.set_global_variables(args)
+    return args
+
+
+if __name__ == "__main__":
+    main()

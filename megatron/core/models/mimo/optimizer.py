@@ -1,0 +1,53 @@
+"""Optimizers of the modules that train."""
+
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY
+from megatron.core.optimizer.optimizer_config import OptimizerConfig
+
+
+def _module_optimizer_info(
+    mimo_model: "MimoModel", name: str, grid: "HyperCommGrid", config: OptimizerConfig
+) -> ModuleOptimizerInfo:
+    """Build the optimizer of one module on this rank, if the rank hosts it and it trains.
+
+    Called on every rank for every module, in the order of the grids; collective over the
+    module's ranks only. A frozen module is not wrapped in data parallelism and gets none.
+    """
+    from megatron.core.optimizer import get_megatron_optimizer
+
+    hosted = grid.is_current_rank_in_grid()
+    module = None
+    if hosted:
+        module = (
+            mimo_model.language_model
+            if name == MIMO_LANGUAGE_MODULE_KEY
+            else mimo_model.modality_submodules[name]
+        )
+    info = ModuleOptimizerInfo(optimizer=None, grid=grid, pg_collection=None, is_active=hosted)
+    if not isinstance(module, DistributedDataParallel):
+        return info
+    instances = module.ddp_config.num_distributed_optimizer_instances
+    assert instances == 1, (
+        f"module '{name}' asks for {instances} distributed optimizer instances; a MIMO optimizer "
+        "supports one (--num-distributed-optimizer-instances 1)"
+    )
+    info.pg_collection = _get_pg_collection_for_optimizer(grid)
+    info.optimizer = get_megatron_optimizer(
+        config=config,
+        model_chunks=[module],
+        pg_collection=info.pg_collection,
+        use_gloo_process_groups=False,
+    )
+    return info
+
+
+def get_mimo_optimizer(mimo_model: "MimoModel", config: OptimizerConfig) -> MimoOptimizer:
+    """Create the optimizer of a MIMO model: one per module that trains on this rank.
+
+    Called on every rank; collective over each module's ranks.
+    """
+    infos = {
+        name: _module_optimizer_info(mimo_model, name, grid, config)
+        for name, grid in mimo_model.mimo_config.module_to_grid_map.items()
+    }
+    return MimoOptimizer(infos, config)
