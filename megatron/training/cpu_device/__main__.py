@@ -48,17 +48,24 @@ def _set_single_process() -> None:
         os.environ[name] = value
 
 
-def _start_processes(options: argparse.Namespace) -> None:
-    """Start the processes with torchrun; each runs this launcher on the script."""
+def _start_processes(options: argparse.Namespace) -> int:
+    """Start the processes with torchrun, each running this launcher; return the exit status."""
     from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     own = ["--keep-arguments"] if options.keep_arguments else []
     own += ["-m"] if options.module else []
-    run.main(
-        ["--standalone", f"--nproc-per-node={options.nproc_per_node}"]
-        + ["-m", "megatron.training.cpu_device"]
-        + [*own, options.script, *options.arguments]
-    )
+    try:
+        run.main(
+            ["--standalone", f"--nproc-per-node={options.nproc_per_node}"]
+            + ["-m", "megatron.training.cpu_device"]
+            + [*own, options.script, *options.arguments]
+        )
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        print(f"error: rank {rank} ended with status {failure.exitcode}", file=sys.stderr)
+        return failure.exitcode if failure.exitcode > 0 else 1
+    return 0
 
 
 def _announce() -> None:
@@ -91,8 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _check(options)
         if options.nproc_per_node is not None and "RANK" not in os.environ:
-            _start_processes(options)
-            return 0
+            return _start_processes(options)
         if "RANK" not in os.environ:
             _set_single_process()
         if os.environ["RANK"] != "0":

@@ -24,16 +24,23 @@ _COUNTERS = ("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_fr
 def _peak_resident(device: Any = None) -> int:
     """Return the largest resident memory of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    peak = peak if sys.platform == "darwin" else peak * 1024
+    return max(peak, _resident_now() or 0)
 
 
-def _resident(device: Any = None) -> int:
-    """Return the resident memory of this process in bytes (its peak outside Linux)."""
+def _resident_now() -> int | None:
+    """Return the resident memory of this process in bytes where the system tells (Linux)."""
     try:
         with open("/proc/self/statm", encoding="ascii") as statistics:
             return int(statistics.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
-        return _peak_resident()
+        return None
+
+
+def _resident(device: Any = None) -> int:
+    """Return the resident memory of this process in bytes (its peak outside Linux)."""
+    now = _resident_now()
+    return _peak_resident() if now is None else now
 
 
 def _statistics(device: Any = None) -> dict[str, int]:

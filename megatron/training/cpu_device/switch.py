@@ -30,6 +30,8 @@ def enable() -> None:
                 f"{torch.distributed.get_backend()}"
             )
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # Megatron refuses tensor parallelism without it; on the CPU it has no effect.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     _redirect_everything()
     _enabled = True
 
