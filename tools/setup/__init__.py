@@ -1,1 +1,1 @@
-"""Set the project up from nothing: interpreter, environment, pinned packages, patched megatron-core."""
+"""Set the project up: interpreter, environment, pinned packages, patched megatron-core."""

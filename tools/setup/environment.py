@@ -1,7 +1,8 @@
 """The project's environment ``.venv``: made, filled and kept in step with the tree.
 
-Each step is recorded when it is finished, by the hash of what it was made from, so a second run has nothing to
-do. A step that was cut off is noticed at the next start: what it may have left half done is thrown away.
+Each step is recorded when it is finished, by the hash of what it was made from, so a second run
+has nothing to do. A step that was cut off is noticed at the next start: what it may have left half
+done is thrown away.
 """
 
 import dataclasses
@@ -25,7 +26,8 @@ from tools.setup.state import (
     save_state,
 )
 
-# A wheel that pip builds itself would need a compiler and headers; every pinned package has a ready-made one.
+# A wheel that pip builds itself would need a compiler and headers; every pinned package has a
+# ready-made one.
 READY_MADE_ONLY = "--only-binary=:all:"
 
 
@@ -52,7 +54,7 @@ class Environment:
             self._install_megatron(state)
 
     def interpreter(self) -> str:
-        """Return version and platform of the environment's Python, or nothing if it does not run."""
+        """Return version and platform of the environment's Python, empty if it does not run."""
         code = "import sys, sysconfig; print(*sys.version_info[:3], sysconfig.get_platform())"
         try:
             answer = subprocess.run(
@@ -135,7 +137,8 @@ class Environment:
             self._pip(
                 "--requirement", "requirements.txt", *constraints, step_name=name, title=title
             )
-            # Packages that moved under Megatron may have taken something of its along: install it again.
+            # Packages that moved under Megatron may have taken something of its along: install it
+            # again.
             state = dataclasses.replace(state, dependencies=wanted, megatron="")
             save_state(self.folder, state)
         return state
@@ -153,7 +156,8 @@ class Environment:
             return
         with step("build and install the patched megatron-core"):
             self._begin(state, "megatron")
-            # Without isolation: the environment already holds what the build asks for, so no network is needed.
+            # Without isolation: the environment holds what the build asks for. Only the base wheel
+            # has to be fetched, once; the build does that itself, by hash.
             flags = ("--no-deps", "--no-build-isolation", "--force-reinstall", "--no-index")
             self._pip(
                 *flags,
@@ -168,7 +172,7 @@ class Environment:
         save_state(self.folder, dataclasses.replace(state, unfinished=name, before=before))
 
     def _drop_half_installed_megatron(self) -> None:
-        """Remove what a cut-off install may have left; nothing else in site-packages has these names."""
+        """Remove what a cut-off install may have left; nothing else there has these names."""
         say("the last install of the patched megatron-core was cut off, so what it left is removed")
         for pattern in ("megatron", "megatron_core-*", "~egatron*"):
             for entry in self.site_packages().glob(pattern):

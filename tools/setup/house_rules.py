@@ -1,6 +1,7 @@
 """The rules of this repository that no linter knows: ``python -m tools.setup.house_rules``.
 
-Every rule takes one tracked file and yields what it finds, so the rules can be tested on made-up files.
+Every rule takes one tracked file and yields what it finds, so the rules can be tested on made-up
+files.
 """
 
 import ast

@@ -18,7 +18,7 @@ def normal_name(specification: str) -> str:
 
 
 def write_constraints(environment: Environment) -> None:
-    """Write the file from what the environment holds, less what ``requirements.txt`` names itself."""
+    """Write the file from what is installed, less what ``requirements.txt`` names itself."""
     command = [str(environment.python), "-m", "pip", "freeze", "--disable-pip-version-check"]
     frozen = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     lines = (environment.root / "requirements.txt").read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""What the environment holds: content hashes, and the record of the last set-up that was finished."""
+"""Content hashes of the tree, and the record of the last set-up that was finished."""
 
 import dataclasses
 import hashlib
@@ -52,15 +52,15 @@ def _hash_files(files: Iterable[Path], root: Path, *more: str) -> str:
 
 
 def dependencies_digest(root: Path, interpreter: str) -> str:
-    """Return the hash of the pinned requirements together with the interpreter they are installed for."""
+    """Return the hash of the pinned requirements and of the interpreter they are for."""
     return _hash_files([root / name for name in REQUIREMENTS], root, interpreter)
 
 
 def megatron_digest(root: Path) -> str:
     """Return the hash of everything that the patched package is built from.
 
-    That is the sparse tree, the patch tool with its series, and the two tables of ``pyproject.toml`` that
-    describe the build; the linters' settings beside them do not count.
+    That is the sparse tree, the patch tool with its series, and the two tables of
+    ``pyproject.toml`` that describe the build; the linters' settings beside them do not count.
     """
     sources = [
         file

@@ -1,0 +1,1 @@
+"""What the tests share: the process harness and the recorder of process groups."""
