@@ -76,6 +76,22 @@ def _all_to_all(function: Callable[..., Any]) -> Callable[..., Any]:
     return alltoall
 
 
+def _split_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the flat all-to-all: split sizes may be a CPU tensor.
+
+    Megatron's token dispatcher turns sizes that are on the device into lists; on the CPU it takes
+    them to be there already.
+    """
+
+    @functools.wraps(function)
+    def alltoall_base(group: Any, output: Any, given: Any, *sizes: Any, **kwargs: Any) -> Any:
+        """Exchange slices of the first dimension over the group."""
+        lists = [size.tolist() if isinstance(size, torch.Tensor) else size for size in sizes]
+        return function(group, output, given, *lists, **kwargs)
+
+    return alltoall_base
+
+
 def _all_gather(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the all-gather of tensor lists: unequal shapes become one broadcast per rank."""
 
@@ -138,6 +154,7 @@ def redirect_gloo_gaps() -> None:
     """Mend ``ProcessGroup`` for gloo groups; other groups are left alone."""
     for name, wrap, to, why in (
         ("alltoall", _all_to_all, "one flat all_to_all", "gloo has none for lists of tensors"),
+        ("alltoall_base", _split_sizes, "sizes as lists", "the token dispatcher passes tensors"),
         ("allgather", _all_gather, "broadcasts if uneven", "gloo wants equal shapes"),
         ("allreduce", _all_reduce, "a clear error", "gloo has no pre-multiplied sum"),
         ("broadcast", _moving_bytes, "bytes for odd types", "gloo lacks 8-bit floats and int16"),
