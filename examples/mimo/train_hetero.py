@@ -64,6 +64,8 @@ def prepare(config: HeteroConfig, stock_argv: list[str]) -> argparse.Namespace:
         LayoutError: the layout does not fit the model or the batch sizes.
     """
     warnings.filterwarnings("ignore", module=r"megatron\.")
+    # Megatron asks for it with tensor parallelism: kernels then start in the order of the host.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     provider = get_model_provider(config.model_provider)
     data = get_data_provider(config.data_provider)
     defaults = [*LOOP_ARGUMENTS, *provider.DEFAULT_ARGUMENTS, *data.DEFAULT_ARGUMENTS]

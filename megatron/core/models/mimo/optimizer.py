@@ -1,8 +1,24 @@
 """Optimizers of the modules that train."""
 
+from typing import Optional
+
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY
 from megatron.core.optimizer.optimizer_config import OptimizerConfig
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+
+def _get_replica_id(pg_collection: Optional[ProcessGroupCollection]) -> tuple:
+    """Tell which copy of a module's optimizer objects this rank holds: (PP, TP, DP with CP).
+
+    That order is the one that the distributed optimizer and the expert layers assert: they keep
+    the first two places and rewrite the third. Exactly one rank of a module is all zeros and
+    writes; without CP in the last place every context-parallel peer would be.
+    """
+    assert pg_collection is not None, "a module's optimizer state needs its pg_collection"
+    groups = (pg_collection.pp, pg_collection.tp, pg_collection.dp_cp)
+    assert None not in groups, "a module's pg_collection needs pp, tp and dp_cp to save"
+    return tuple(group.rank() for group in groups)
 
 
 def _module_optimizer_info(
