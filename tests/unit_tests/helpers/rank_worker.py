@@ -97,6 +97,7 @@ def serve(connection: Connection, setting: RankSetting, environment: dict[str, s
     os.setsid()  # so that the parent can end this rank with all that it started
     os.environ.clear()
     os.environ.update(environment)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
     os.environ.update(
         RANK=str(setting.rank),
         LOCAL_RANK=str(setting.rank),
