@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from tools.patch_series import check, record, report, series, upstream, wheel
 from tools.patch_series.records import PatchSeriesError
@@ -29,10 +30,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _say(text: str, stream: TextIO | None = None) -> None:
+    (stream or sys.stdout).write(f"{text}\n")
+
+
 def _status(_: argparse.Namespace, ours: series.Series) -> int:
     base = upstream.open_base(ours.root)
     outcome = check.check(ours, base, base.version, _opener(ours))
-    print(report.status_text(ours, base, outcome))
+    _say(report.status_text(ours, base, outcome))
     return 0
 
 
@@ -44,28 +49,28 @@ def _check(options: argparse.Namespace, ours: series.Series) -> int:
     base = tree.version if tree.version in recorded else default
     outcome = check.check(ours, tree, base, opener)
     if outcome.problems:
-        print(report.problems_text(outcome.problems))
-        print(f"{len(outcome.problems)} problem(s) with {tree.label}")
+        _say(report.problems_text(outcome.problems))
+        _say(f"{len(outcome.problems)} problem(s) with {tree.label}")
         return 1
-    print(f"{len(ours.patches)} patches apply to {tree.label}")
+    _say(f"{len(ours.patches)} patches apply to {tree.label}")
     return 0
 
 
 def _build(options: argparse.Namespace, ours: series.Series) -> int:
     built = wheel.build(ours, options.output, tag=options.tag)
     if built.problems:
-        print(report.problems_text(built.problems), file=sys.stderr)
+        _say(report.problems_text(built.problems), sys.stderr)
     if built.wheel is None:
-        print("nothing was built", file=sys.stderr)
+        _say("nothing was built", sys.stderr)
         return 1
-    print(built.wheel)
+    _say(str(built.wheel))
     return 0
 
 
 def _record(options: argparse.Namespace, ours: series.Series) -> int:
     for done in record.record(ours, upstream.open_base(ours.root), options.patch):
         state = "written" if done.changed else "unchanged"
-        print(f"{done.patch}: {done.count} fingerprint(s), {state}")
+        _say(f"{done.patch}: {done.count} finger_say(s), {state}")
     return 0
 
 
@@ -80,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return commands[options.command](options, series.load(ROOT))
     except PatchSeriesError as error:
-        print(f"patch_series: {error}", file=sys.stderr)
+        _say(f"patch_series: {error}", sys.stderr)
         return 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -13,7 +14,6 @@ from tools.patch_series import report, series, upstream, wheel
 from tools.patch_series.records import PatchSeriesError
 
 ROOT = Path(__file__).resolve().parents[2]
-_SOURCE = ("README.md", "pyproject.toml", "tools", "megatron", "examples", "tests")
 EDITABLE = (
     "megatron-core is grafted from a base wheel, so there is no source folder to link to: "
     "run `pip install .` again after a change (seconds), without -e"
@@ -55,7 +55,7 @@ def prepare_metadata_for_build_wheel(
     del config_settings
     try:
         ours = series.load(ROOT)
-        files = wheel.dist_info(ours, upstream.open_base(ROOT), ())
+        files = wheel.dist_info(ours, upstream.open_base(ROOT))
     except PatchSeriesError as error:
         sys.exit(f"patch_series: {error}")
     for path, data in files.items():
@@ -83,28 +83,28 @@ def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
     """PEP 517: pack the repository's own files; upstream's are fetched when it is built."""
     del config_settings
     try:
+        ours = series.load(ROOT)
         default, _ = upstream.load_pins(ROOT)
-        version = series.load(ROOT).version(default)
-        info = wheel.metadata(series.load(ROOT), upstream.open_any_base(ROOT, default))
+        info = wheel.metadata(ours, upstream.open_any_base(ROOT, default))
     except PatchSeriesError as error:
         sys.exit(f"patch_series: {error}")
-    folder = f"{wheel.DISTRIBUTION}-{version}"
-    files = {"PKG-INFO": info.encode()}
-    for name in _SOURCE:
-        files |= {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in _plain(name)}
+    folder = f"{wheel.DISTRIBUTION}-{ours.version(default)}"
+    files = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in _own_files()}
+    files["PKG-INFO"] = info.encode()
     packed = _tar({f"{folder}/{path}": data for path, data in files.items()})
     target = Path(sdist_directory) / f"{folder}.tar.gz"
     target.write_bytes(packed)
     return target.name
 
 
-def _plain(name: str) -> list[Path]:
-    top = ROOT / name
-    if top.is_file():
-        return [top]
-    return sorted(
-        path for path in top.rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    )
+def _own_files() -> list[Path]:
+    """Return what git would commit; in an unpacked source archive that is everything."""
+    if not (ROOT / ".git").exists():
+        return [path for path in ROOT.rglob("*") if path.is_file() and ".cache" not in path.parts]
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    return [path for path in paths if path.is_file()]
 
 
 def _tar(files: dict[str, bytes]) -> bytes:

@@ -84,6 +84,11 @@ def _claims(series: Series, upstream: Upstream, composed: Composed) -> Iterator[
             yield Problem(kind=Kind.CLAIM, where=path, message=text)
         elif len(whole) != 1:
             yield _claim_problem(path, whole, "`files`")
+    yield from _empty_claims(series, set(tree))
+
+
+def _empty_claims(series: Series, tree: set[str]) -> Iterator[Problem]:
+    """Every claim of a patch finds something in the sparse tree."""
     for patch in series.patches:
         for claim in patch.files:
             if not any(path == claim or path.startswith(claim) for path in tree):

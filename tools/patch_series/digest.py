@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-from tools.patch_series.series import SERIES, tree_files
+from tools.patch_series.layout import BASES, SERIES, tree_files
 
 STAMP = "patch_series.json"
 """File in the wheel's dist-info folder that tells what the wheel was made from."""
@@ -24,10 +25,12 @@ def digest_of(root: Path, paths: Iterable[Path]) -> str:
 
 
 def of_sources(root: Path) -> str:
-    """Return the digest of the sparse fork, the series, the pinned bases and the project file."""
-    series = (root / SERIES).glob("*.toml")
-    single = (root / "tools/patch_series/bases.toml", root / "pyproject.toml")
-    return digest_of(root, [*tree_files(root), *series, *single])
+    """Return the digest of the sparse fork, the series, the bases and the project's metadata."""
+    files = [*tree_files(root), *(root / SERIES).glob("*.toml"), root / BASES]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    ours = [project["project"], project.get("tool", {}).get("patch_series", {})]
+    metadata = json.dumps(ours, sort_keys=True)
+    return hashlib.sha256(f"{digest_of(root, files)}\n{metadata}".encode()).hexdigest()
 
 
 def of_engine(root: Path) -> str:
@@ -41,13 +44,12 @@ def record_hash(data: bytes) -> str:
     return "sha256=" + base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
-def stamp(root: Path, base: str, patches: Iterable[str], changed: Iterable[str]) -> bytes:
+def stamp(root: Path, base: str, patches: Iterable[str]) -> bytes:
     """Return the stamp of a wheel as JSON."""
     content = {
         "base": base,
         "sources": of_sources(root),
         "engine": of_engine(root),
         "patches": list(patches),
-        "files": sorted(changed),
     }
     return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()

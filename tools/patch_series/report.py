@@ -88,7 +88,7 @@ def status_text(series: Series, upstream: Upstream, report: check.Report) -> str
         lines.append(f"patch      {patch.name}  {state}: {patch.title} ({_extent(patch)})")
     loose = [item for item in report.problems if not item.patch]
     lines += [f"problem    {item.where}: {item.message}" for item in loose]
-    verdict = installed.inspect(series.root)
+    verdict = installed.inspect(series.root, regraft=not report.blocking)
     lines.append(f"installed  {verdict.message()}")
     lines.append(f"carried    {carried(series, upstream, report).text()}")
     return "\n".join(lines)

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.patch_series.layout import SERIES, tree_files
 from tools.patch_series.records import PatchSeriesError
 from tools.patch_series.seam import Action, Seam
 
-SERIES = "tools/patch_series/series"
-TREE = "megatron"
 _TEXTS = ("title", "why", "upstream", "drop_when")
 _KEYS = {*_TEXTS, "files", "graft", "seam", "fingerprints"}
 _NAME = re.compile(r"^(\d{4})-([a-z0-9]+(?:-[a-z0-9]+)*)\.toml$")
@@ -77,17 +76,6 @@ class Series:
             path.relative_to(self.root).as_posix(): path.read_bytes()
             for path in tree_files(self.root)
         }
-
-
-def tree_files(root: Path) -> list[Path]:
-    """Return the files of the sparse fork in order, without caches and hidden files."""
-    return sorted(
-        path
-        for path in (root / TREE).rglob("*")
-        if path.is_file()
-        and "__pycache__" not in path.parts
-        and not any(part.startswith(".") for part in path.relative_to(root).parts)
-    )
 
 
 def definition_key(file: str, name: str) -> str:

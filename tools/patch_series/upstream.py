@@ -14,6 +14,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.patch_series.layout import BASES, CACHE
 from tools.patch_series.records import PatchSeriesError
 
 PROJECT = "megatron-core"
@@ -53,7 +54,7 @@ class Pin:
 
 def load_pins(root: Path) -> tuple[str, list[Pin]]:
     """Return the default base and all pinned wheels of `bases.toml`."""
-    raw = tomllib.loads((root / "tools/patch_series/bases.toml").read_text(encoding="utf-8"))
+    raw = tomllib.loads((root / BASES).read_text(encoding="utf-8"))
     default = raw.pop("default")
     pins = [
         Pin(base=base, tag=tag, file=entry["file"], sha256=entry["sha256"])
@@ -85,7 +86,7 @@ def pin_for(root: Path, base: str | None = None, tag: str | None = None) -> Pin:
 
 def cached_wheel(root: Path, pin: Pin) -> Path:
     """Return the path of a pinned wheel in the cache, fetching it at first; the hash is checked."""
-    cache = root / ".cache/patch_series"
+    cache = root / CACHE
     wheel = cache / pin.file
     if wheel.exists() and _sha256(wheel) == pin.sha256:
         return wheel
@@ -116,7 +117,7 @@ def _fetch(pin: Pin, folder: Path) -> Path:
     private = {"PIP_REQ_TRACKER", "PIP_BUILD_TRACKER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT"}
     environment = {name: value for name, value in os.environ.items() if name not in private}
     try:
-        done = subprocess.run(  # noqa: S603 -- our own interpreter with arguments made here
+        done = subprocess.run(
             command,
             check=False,
             capture_output=True,
@@ -134,7 +135,7 @@ def _fetch(pin: Pin, folder: Path) -> Path:
         reason = lines[-1] if lines else f"pip left no {pin.file}"
         raise PatchSeriesError(
             f"the base wheel {pin.file} could not be fetched ({reason}); check the network, or "
-            "put the file into .cache/patch_series/ by hand"
+            f"put the file into {CACHE}/ by hand"
         )
     return wheel
 
@@ -161,7 +162,8 @@ def read_wheel(path: Path, label: str | None = None) -> Upstream:
             files = {name: archive.read(name) for name in names}
     except (OSError, zipfile.BadZipFile) as error:
         raise PatchSeriesError(f"{path} cannot be read as a wheel: {error}") from error
-    return Upstream(label=label or str(path), version=_version(files), files=files)
+    label = label or str(path)
+    return Upstream(label=label, version=_version(files, label), files=files)
 
 
 def read_path(path: Path) -> Upstream:
@@ -176,15 +178,17 @@ def read_path(path: Path) -> Upstream:
         for file in sorted(top.rglob("*"))
         if file.is_file() and "__pycache__" not in file.parts
     }
-    return Upstream(label=str(path), version=_version(files), files=files)
+    return Upstream(label=str(path), version=_version(files, str(path)), files=files)
 
 
-def _version(files: dict[str, bytes]) -> str:
+def _version(files: dict[str, bytes], label: str) -> str:
     """Read the release from the tree itself, which every form of upstream has."""
     text = files.get("megatron/core/package_info.py", b"").decode()
     parts = [
         re.search(rf"^{name} = (\d+)$", text, re.MULTILINE) for name in ("MAJOR", "MINOR", "PATCH")
     ]
     if not all(parts):
-        raise PatchSeriesError("that tree has no megatron/core/package_info.py with a version")
+        raise PatchSeriesError(f"{label} has no megatron/core/package_info.py with a version")
+    if "+mimo." in text:
+        raise PatchSeriesError(f"{label} is patched already; give an upstream tree or wheel")
     return ".".join(part.group(1) for part in parts if part)

@@ -8,7 +8,6 @@ import re
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ def contents(
         return {}, report.problems
     files = {path: data for path, data in base.files.items() if ".dist-info/" not in path}
     files |= report.composed.changed
-    files |= dist_info(series, base, report.composed.changed)
+    files |= dist_info(series, base)
     record = f"{info_folder(series, base)}/RECORD"
     files[record] = _record(files, record)
     return files, report.problems
@@ -54,9 +53,7 @@ def info_folder(series: Series, base: upstream.Upstream) -> str:
     return f"{DISTRIBUTION}-{series.version(base.version)}.dist-info"
 
 
-def dist_info(
-    series: Series, base: upstream.Upstream, changed: Sequence[str] | dict[str, bytes]
-) -> dict[str, bytes]:
+def dist_info(series: Series, base: upstream.Upstream) -> dict[str, bytes]:
     """Return the files of the dist-info folder, except RECORD."""
     folder = info_folder(series, base)
     kept = [path for path in base.files if ".dist-info/" in path]
@@ -67,7 +64,7 @@ def dist_info(
         r"(?m)^Generator: .*$", "Generator: patch_series", base.metadata("WHEEL")
     ).encode()
     names = [patch.name for patch in series.patches]
-    files[f"{folder}/{digest.STAMP}"] = digest.stamp(series.root, base.version, names, changed)
+    files[f"{folder}/{digest.STAMP}"] = digest.stamp(series.root, base.version, names)
     return files
 
 
