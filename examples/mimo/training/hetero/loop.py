@@ -14,21 +14,30 @@ from examples.mimo.model_providers import get_model_provider
 from examples.mimo.training.hetero.layout import LANGUAGE
 from examples.mimo.training.hetero.model import HeteroMimoConfig
 from examples.mimo.training.hetero.runtime import HeteroRuntime, hetero_runtime
+from examples.mimo.training.hetero.seeds import module_seed_offset, seed_module
 from examples.mimo.training.hetero.step import ForwardStep
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Sequence
 
     from examples.mimo.data import DataSources
     from examples.mimo.training.hetero.args import HeteroConfig
+    from examples.mimo.training.hetero.model import HeteroMimoModel
+
+    ModelHook = Callable[[list[HeteroMimoModel]], list[HeteroMimoModel]]
 
 
-def train(config: HeteroConfig, args: argparse.Namespace) -> None:
+def train(
+    config: HeteroConfig, args: argparse.Namespace, post_wrap_hooks: Sequence[ModelHook] = ()
+) -> None:
     """Train with stock ``pretrain``. Collective over the world: every rank calls it.
 
     Args:
         config: the heterogeneous part of the command line.
         args: the validated stock namespace, already Megatron's global one.
+        post_wrap_hooks: called with the wrapped model before the optimizer is built, as those of a
+            stock ``ModelConfig``.
     """
     provider = get_model_provider(config.model_provider)
     language = provider.language_config(args)
@@ -37,6 +46,11 @@ def train(config: HeteroConfig, args: argparse.Namespace) -> None:
     with hetero_runtime(
         config.layout, language.transformer, args.distributed_timeout_minutes
     ) as runtime:
+        seed_module(
+            args.seed,
+            module_seed_offset(config.layout, runtime.topology.primary),
+            runtime.topology.collections[runtime.topology.primary],
+        )
         groups = {name: runtime.topology.collections.get(name) for name in runtime.topology.grids}
         model = HeteroMimoConfig(
             topology=runtime.topology,
@@ -45,6 +59,7 @@ def train(config: HeteroConfig, args: argparse.Namespace) -> None:
             special_token_ids=provider.special_token_ids(args, config.layout),
             seed=args.seed,
             frozen=config.freeze,
+            post_wrap_hooks=list(post_wrap_hooks),
         )
         pretrain(
             pretrain_cfg_container_from_args(args, model),

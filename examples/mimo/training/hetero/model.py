@@ -7,6 +7,7 @@ builder, and the builder returns the model with every module wrapped by Megatron
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,14 +21,14 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.utils import get_model_config
 from megatron.training.models import ModelConfig
-from megatron.training.models.base import ModelBuilder
+from megatron.training.models.base import ModelBuilder, compose_hooks
 from megatron.training.models.dist_utils import (
     prepare_existing_model_chunks_for_distributed_training,
 )
 
 from examples.mimo.training.hetero.freeze import freeze
 from examples.mimo.training.hetero.grad_sync import GradFinalizer
-from examples.mimo.training.hetero.seeds import module_seed_offset, seed_module
+from examples.mimo.training.hetero.seeds import module_seed_offset, module_seeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -91,18 +92,17 @@ class HeteroMimoModel(MimoModel):
     def _initialize_submodules(self) -> None:
         """Build each encoder of this rank from its spec, seeded for itself."""
         for name in self.role.modality_module_names:
-            self._seed(name)
             stage = self.role.modules[name]
             spec = self.mimo_config.modality_submodules_spec[name]
-            self.modality_submodules[name] = spec.module.from_spec(
-                spec, is_first_stage=stage.is_first_stage, is_last_stage=stage.is_last_stage
-            )
+            with self._seeded(name):
+                self.modality_submodules[name] = spec.module.from_spec(
+                    spec, is_first_stage=stage.is_first_stage, is_last_stage=stage.is_last_stage
+                )
 
     def _initialize_language_model(self) -> None:
         """Build the language module with its stock builder, seeded as a standalone run is."""
         self.language_model = None
         if self.role.has_language_module:
-            self._seed(MIMO_LANGUAGE_MODULE_KEY)
             builder = self._hetero.language.get_builder_cls()(self._hetero.language)
             self.language_model = builder.build_model(
                 self._hetero.topology.collections[MIMO_LANGUAGE_MODULE_KEY],
@@ -110,10 +110,13 @@ class HeteroMimoModel(MimoModel):
                 post_process=self.role.is_last_stage(MIMO_LANGUAGE_MODULE_KEY),
             )
 
-    def _seed(self, name: str) -> None:
+    def _seeded(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Seed for a module, unless it speaks for this rank: that one is seeded already."""
         topology = self._hetero.topology
+        if name == topology.primary:
+            return contextlib.nullcontext()
         offset = module_seed_offset(topology.layout, name)
-        seed_module(self._hetero.seed, offset, topology.collections[name])
+        return module_seeded(self._hetero.seed, offset, topology.collections[name])
 
     def modules_by_name(self) -> dict[str, torch.nn.Module]:
         """Modules of this rank, wrapped or not, encoders first."""
@@ -170,7 +173,7 @@ class HeteroMimoBuilder(ModelBuilder[HeteroMimoModel, HeteroMimoConfig]):
 
     def build_distributed_models(
         self,
-        pg_collection: object = None,
+        pg_collection: object = None,  # noqa: ARG002 - the topology holds each module's groups
         ddp_config: DistributedDataParallelConfig | None = None,
         overlap_param_gather_with_optimizer_step: bool = False,  # noqa: FBT002 - stock signature
         use_megatron_fsdp: bool = False,  # noqa: FBT002 - stock signature
@@ -188,7 +191,7 @@ class HeteroMimoBuilder(ModelBuilder[HeteroMimoModel, HeteroMimoConfig]):
         if use_megatron_fsdp or use_torch_fsdp2:
             msg = "--use-megatron-fsdp and --use-torch-fsdp2 cannot wrap a MIMO model."
             raise ValueError(msg)
-        model = self.build_model(pg_collection)
+        (model,) = compose_hooks(self._model_config.pre_wrap_hooks)([self.build_model()])
         for name, module in model.modules_by_name().items():
             wrapper = mixed_precision_wrapper
             if wrapper is Float16Module and name != MIMO_LANGUAGE_MODULE_KEY:
@@ -205,7 +208,7 @@ class HeteroMimoBuilder(ModelBuilder[HeteroMimoModel, HeteroMimoConfig]):
             )
             model.replace_module(name, wrapped)
         self._install_hooks(model)
-        return [model]
+        return compose_hooks(self._model_config.post_wrap_hooks)([model])
 
     def _collection(self, name: str) -> ProcessGroupCollection:
         return self._model_config.topology.collections[name]

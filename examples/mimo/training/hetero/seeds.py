@@ -8,16 +8,20 @@ offsets of data streams are another namespace, see ``examples.mimo.data.lanes``.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from megatron.core import tensor_parallel
+from megatron.core.tensor_parallel.random import _fork_rng
 
 from examples.mimo.training.hetero.layout import LANGUAGE, Layout
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from megatron.core.process_groups_config import ProcessGroupCollection
 
 MODULE_SEED_STRIDE = 100_000
@@ -36,8 +40,10 @@ def module_seed_offset(layout: Layout, name: str) -> int:
 def seed_module(seed: int, offset: int, collection: ProcessGroupCollection) -> None:
     """Seed Python, NumPy, torch, the device and the tensor-parallel tracker for one module.
 
-    Called on every rank of the module, right before the module is built; not collective. Ranks
-    that differ in data parallelism only get equal generators.
+    Called on every rank of the module; not collective. Ranks that differ in data parallelism only
+    get equal generators. The module that speaks for a rank is seeded **before** ``pretrain``, where
+    stock Megatron seeds: what the stock loop draws before it builds the model (the warm-up of fused
+    functions) is then drawn from the same generators as in a standalone run.
 
     Args:
         seed: the run's ``--seed``, positive.
@@ -53,5 +59,19 @@ def seed_module(seed: int, offset: int, collection: ProcessGroupCollection) -> N
         tp_rank=collection.tp.rank(),
         ep_rank=collection.ep.rank(),
         etp_rank=collection.expt_tp.rank(),
-        force_reset_rng=True,
     )
+
+
+@contextlib.contextmanager
+def module_seeded(seed: int, offset: int, collection: ProcessGroupCollection) -> Iterator[None]:
+    """Seed for one more module of this rank and put every generator back afterwards.
+
+    Local to the rank. Takes the arguments of :func:`seed_module`.
+    """
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()  # noqa: NPY002 - see above
+    with _fork_rng():
+        seed_module(seed, offset, collection)
+        yield
+    random.setstate(python_state)
+    np.random.set_state(numpy_state)  # noqa: NPY002 - see above

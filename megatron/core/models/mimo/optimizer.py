@@ -2,10 +2,36 @@
 
 from typing import Optional
 
+import torch
+
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY
+from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer.optimizer_config import OptimizerConfig
 from megatron.core.process_groups_config import ProcessGroupCollection
+
+
+class MimoOptimizer(MegatronOptimizer):
+    """Optimizer of a MIMO model."""
+
+    @torch.no_grad()
+    def get_grad_norm(self) -> float:
+        """Return the L2 norm of all modules' gradients. Collective over the world.
+
+        Ranks of one module agree on its norm, ranks without it contribute zero. The squares are
+        taken in double precision: the norm of a single module comes back bit for bit, so that
+        clipping scales its gradients as without MIMO.
+        """
+        names = sorted(self.module_infos)
+        squares = torch.zeros(
+            len(names), dtype=torch.float64, device=torch.cuda.current_device()
+        )
+        for index, name in enumerate(names):
+            info = self.module_infos[name]
+            if info.is_active and info.optimizer is not None:
+                squares[index] = (info.optimizer.get_grad_norm() or 0.0) ** 2
+        torch.distributed.all_reduce(squares, op=torch.distributed.ReduceOp.MAX)
+        return squares.sum().sqrt().item()
 
 
 def _get_replica_id(pg_collection: Optional[ProcessGroupCollection]) -> tuple:
