@@ -263,7 +263,7 @@ INNER = """
 import pytest
 from tests.unit_tests.helpers import torchrun
 from tests.unit_tests.helpers.distributed import run_ranks
-from tests.unit_tests.helpers.test_distributed import fail_on, sum_of_ranks, use_megatrons_globals
+from tests.unit_tests.helpers.test_distributed import fail_on, hang_on, sum_of_ranks, use_megatrons_globals
 pytestmark = pytest.mark.tier1
 """
 
@@ -292,4 +292,15 @@ def test_torchrun_ends_when_a_rank_fails(tmp_path: Path) -> None:
     finished = run_under_torchrun(tmp_path, body, 2)
     output = finished.stdout + finished.stderr
     assert finished.returncode != 0
+    assert "rank 1 failed:" in output
     assert "KeyError: 'the reason on rank 1'" in output
+
+
+def test_torchrun_ends_when_a_rank_hangs(tmp_path: Path) -> None:
+    """A time-out shows the stacks of the rank that hangs."""
+    body = INNER + "def test_hangs(): run_ranks(hang_on, 2, 0, timeout=5)\n"
+    finished = run_under_torchrun(tmp_path, body, 2)
+    output = finished.stdout + finished.stderr
+    assert finished.returncode != 0
+    assert "was still busy after 5 s; its stacks" in output
+    assert "sleep_for_ever" in output
