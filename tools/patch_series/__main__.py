@@ -78,12 +78,12 @@ def _opener(ours: series.Series) -> check.BaseTexts:
     return lambda base: upstream.open_any_base(ours.root, base)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status."""
+def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT) -> int:
+    """Run one command on a repository and return its exit status."""
     options = _parser().parse_args(arguments)
     commands = {"status": _status, "check": _check, "build": _build, "record": _record}
     try:
-        return commands[options.command](options, series.load(ROOT))
+        return commands[options.command](options, series.load(root))
     except PatchSeriesError as error:
         _say(f"patch_series: {error}", sys.stderr)
         return 2

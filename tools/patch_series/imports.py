@@ -116,12 +116,12 @@ def is_missing(item: Import, have: dict[str, set[str]]) -> bool:
 
 def conflict(item: Import, have: dict[str, set[str]], defined: set[str]) -> str:
     """Say why an import cannot be added, or return an empty text."""
-    if item.bound in defined:
-        return f"`{item.statement()}` would hide the definition of `{item.bound}` in that file"
     others = have.get(item.bound, set())
     if others and item.source not in others and (item.name or item.alias):
         places = ", ".join(sorted(others))
         return f"`{item.statement()}`: the file binds `{item.bound}` from {places} already"
+    if not others and item.bound in defined:
+        return f"`{item.statement()}` would hide the definition of `{item.bound}` in that file"
     return ""
 
 

@@ -35,8 +35,8 @@ class Sparse:
     """For each owner ('' is the module) the paths in the order of our file."""
     imports: list[imports.Import] = field(default_factory=list)
     own: list[imports.Import] = field(default_factory=list)
-    headers: list[str] = field(default_factory=list)
-    """Class headers, which may need an import here although upstream's own header stays."""
+    for_readers: list[str] = field(default_factory=list)
+    """What needs an import in our file and is not grafted: class headers, TYPE_CHECKING."""
     problems: list[Problem] = field(default_factory=list)
 
     def complain(self, message: str, path: str = "") -> None:
@@ -80,7 +80,10 @@ def _read_body(
     for position, statement in enumerate(body):
         if position == 0 and _is_docstring(statement):
             continue
-        if _is_filler(statement) or (not owner and imports.is_type_checking(statement)):
+        if not owner and imports.is_type_checking(statement):
+            sparse.for_readers.append("TYPE_CHECKING")
+            continue
+        if _is_filler(statement):
             continue
         found = list(imports.read(statement, sparse.path))
         if found and not owner:
@@ -129,8 +132,9 @@ def _take_class(
     upstream: cst.Module,
 ) -> None:
     header = header_text(sparse.module, ours)
-    sparse.headers.append(header)
-    if not syntax.same_code(header, header_text(upstream, theirs)):
+    sparse.for_readers.append(header)
+    written = bool(ours.decorators or ours.bases or ours.keywords)
+    if written and not syntax.same_code(header, header_text(upstream, theirs)):
         sparse.entries.append(Entry(path=f"{path}.{HEADER}", node=ours, text=header))
     if not isinstance(ours.body, cst.IndentedBlock):
         sparse.complain("needs an indented body", path)
@@ -186,12 +190,12 @@ def _check_imports(
         if item.name and item.name not in have and item.name not in index and item.name not in ours:
             sparse.complain(f"imports `{item.name}` from itself, but upstream has no such name")
     texts = [entry.text for entry in sparse.entries]
-    needed = sparse.needed([*texts, *sparse.headers])
+    grafted = sparse.needed(texts)
+    read = sparse.needed([*texts, *sparse.for_readers])
     for item in sparse.imports:
-        if item not in needed:
+        if item not in read:
             sparse.complain(f"`{item.statement()}` is used by no definition in this file")
-            continue
-        if not imports.is_missing(item, have):
+        if item not in grafted or not imports.is_missing(item, have):
             continue
         message = imports.conflict(item, have, set(index))
         if item.module == "__future__":
