@@ -70,7 +70,7 @@ def _build(options: argparse.Namespace, ours: series.Series) -> int:
 def _record(options: argparse.Namespace, ours: series.Series) -> int:
     for done in record.record(ours, upstream.open_base(ours.root), options.patch):
         state = "written" if done.changed else "unchanged"
-        _say(f"{done.patch}: {done.count} finger_say(s), {state}")
+        _say(f"{done.patch}: {done.count} fingerprint(s), {state}")
     return 0
 
 
