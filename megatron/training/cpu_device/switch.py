@@ -38,6 +38,7 @@ def enable() -> None:
 
 def _redirect_everything() -> None:
     """Apply every redirection, in an order that lets each use torch as it was before."""
+    from .child_processes import redirect_child_processes
     from .compilation import redirect_compilation
     from .cuda_memory import redirect_cuda_memory
     from .cuda_queries import redirect_cuda_queries
@@ -54,6 +55,7 @@ def _redirect_everything() -> None:
     redirect_streams()
     redirect_process_groups()
     redirect_data_loading()
+    redirect_child_processes()
     redirect_placement()
 
 

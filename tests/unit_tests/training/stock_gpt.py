@@ -38,7 +38,9 @@ class Counting(Dataset):
         return {'tokens': text[:-1], 'labels': text[1:]}
 
 
-def provide_datasets(samples: list[int]) -> tuple[Dataset, Dataset, Dataset]:
+def provide_datasets(
+    samples: list[int], vp_stage: int | None = None
+) -> tuple[Dataset, Dataset, Dataset]:
     """Return the training, validation and test sets; called on the ranks that load data."""
     args = get_args()
     return tuple(
