@@ -1,0 +1,1 @@
+"""Multimodal (MIMO) training: model families, data sources and the heterogeneous loop."""

@@ -1,6 +1,6 @@
-"""Train a multimodal model whose modules each live on their own rank grid.
+r"""Train a multimodal model whose modules each live on their own rank grid.
 
-    torchrun --nproc-per-node 4 -m examples.mimo.train_hetero \\
+    torchrun --nproc-per-node 4 -m examples.mimo.train_hetero \
         --module vision:tp=1,dp=2 --module language:tp=2 [stock Megatron flags]
 
 Wiring only: command line, device, and the hand-over to Megatron's stock loop.
@@ -8,6 +8,9 @@ Wiring only: command line, device, and the hand-over to Megatron's stock loop.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import os
 import sys
 import warnings
@@ -28,6 +31,7 @@ from examples.mimo.training.hetero.layout import LayoutError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
 USAGE_ERROR = 2
 LOOP_ARGUMENTS = ("--dataloader-type", "external", "--eval-interval", "1000")
@@ -44,13 +48,13 @@ def main() -> None:
             print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the user's answer
         sys.exit(USAGE_ERROR)
     if config.dry_run:
-        from examples.mimo.training.hetero.dry_run import (  # noqa: PLC0415 - needs Megatron
+        from examples.mimo.training.hetero.dry_run import (
             print_plan,
         )
 
         print_plan(config, args)
         return
-    from examples.mimo.training.hetero.loop import train  # noqa: PLC0415 - needs Megatron
+    from examples.mimo.training.hetero.loop import train
 
     train(config, args)
 
@@ -63,15 +67,16 @@ def prepare(config: HeteroConfig, stock_argv: list[str]) -> argparse.Namespace:
     Raises:
         LayoutError: the layout does not fit the model or the batch sizes.
     """
-    warnings.filterwarnings("ignore", module=r"megatron\.")
+    _quieten(everything=config.dry_run)
     # Megatron asks for it with tensor parallelism: kernels then start in the order of the host.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     provider = get_model_provider(config.model_provider)
     data = get_data_provider(config.data_provider)
     defaults = [*LOOP_ARGUMENTS, *provider.DEFAULT_ARGUMENTS, *data.DEFAULT_ARGUMENTS]
-    argv = select_device(config.device, [*defaults, *stock_argv])
+    device = "cpu" if config.dry_run else config.device
+    argv = select_device(device, [*defaults, *stock_argv])
 
-    from megatron.training import arguments, global_vars  # noqa: PLC0415 - after the device switch
+    from megatron.training import arguments, global_vars
 
     def extra_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         provider.add_arguments(parser)
@@ -79,15 +84,40 @@ def prepare(config: HeteroConfig, stock_argv: list[str]) -> argparse.Namespace:
         return add_hetero_arguments(parser)
 
     sys.argv[1:] = argv
-    args = arguments.parse_args(extra_arguments)
-    provider.check(args, config.layout)
-    check_batch(args, config.layout)
-    apply_layout(args, config.layout)
-    arguments.validate_args(args)
-    restore_world_size(args, config.layout)
+    with contextlib.redirect_stdout(io.StringIO() if config.dry_run else sys.stdout):
+        args = arguments.parse_args(extra_arguments)
+        provider.check(args, config.layout)
+        check_batch(args, config.layout)
+        apply_layout(args, config.layout)
+        _validate(arguments.validate_args, args)
+        restore_world_size(args, config.layout)
     if not config.dry_run:
         global_vars.set_global_variables(args)
     return args
+
+
+def _validate(validate: Callable[[argparse.Namespace], object], args: argparse.Namespace) -> None:
+    """Run Megatron's own validation; its assertions are the user's answers, not our defects."""
+    try:
+        validate(args)
+    except AssertionError as error:
+        if not str(error):
+            raise
+        msg = f"Megatron refuses these flags: {error}"
+        raise LayoutError(msg) from error
+
+
+def _quieten(*, everything: bool) -> None:
+    """Silence Megatron's warnings about optional packages and experimental classes.
+
+    Args:
+        everything: also its log, for a command whose answer is a table.
+    """
+    warnings.filterwarnings("ignore", module=r"megatron\.")
+    warnings.filterwarnings("ignore", message=".* is experimental and still under active")
+    warnings.filterwarnings("ignore", message=".*not installed.*")
+    if everything:
+        logging.disable(logging.WARNING)
 
 
 if __name__ == "__main__":

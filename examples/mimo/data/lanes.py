@@ -149,9 +149,7 @@ def rank_lanes(layout: Layout, rank: int, micro_batch_size: int) -> tuple[Lane, 
     for name in hosted:
         count = layout.samples_per_lane(name, micro_batch_size)
         first = layout[name].coordinates(rank)["dp"] * count
-        lanes.append(
-            Lane(module=name, offsets=range(first, first + count), speaks=name == speaker)
-        )
+        lanes.append(Lane(module=name, offsets=range(first, first + count), speaks=name == speaker))
     return tuple(lanes)
 
 

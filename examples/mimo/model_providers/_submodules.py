@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from megatron.core.models.mimo.submodules.vision import VisionModalitySubmodules
 from megatron.core.models.vision.vit_layer_specs import (
@@ -11,6 +11,7 @@ from megatron.core.models.vision.vit_layer_specs import (
 )
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.mlp import MLPSubmodules
+
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class HeteroVisionSubmodules(VisionModalitySubmodules):
     """Vision modality submodules with the ``config`` that Megatron's wrappers read."""
 
-    def __init__(self, *, config: TransformerConfig, **kwargs: Any) -> None:
+    def __init__(self, *, config: TransformerConfig, **kwargs: object) -> None:
         """Keep the tower's configuration; the rest goes to Megatron's class."""
         super().__init__(**kwargs)
         self.config = config
@@ -38,7 +39,7 @@ def vit_norm(*, use_te: bool) -> type:
     """Layer norm in front of a vision tower's first layer."""
     if not use_te:
         return WrappedTorchNorm
-    from megatron.core.extensions.transformer_engine import TENorm  # noqa: PLC0415 - optional
+    from megatron.core.extensions.transformer_engine import TENorm
 
     return TENorm
 
@@ -47,7 +48,7 @@ def mlp_submodules(*, use_te: bool) -> MLPSubmodules:
     """Tensor-parallel linear layers of a projection, with or without Transformer Engine."""
     if not use_te:
         return MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-    from megatron.core.extensions.transformer_engine import (  # noqa: PLC0415 - optional package
+    from megatron.core.extensions.transformer_engine import (
         TEColumnParallelLinear,
         TERowParallelLinear,
     )

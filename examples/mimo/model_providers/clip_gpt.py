@@ -91,7 +91,7 @@ def _must_divide(grid: ModuleGrid, flag: str, value: int) -> None:
 
 def language_config(args: argparse.Namespace) -> GPTModelConfig:
     """Stock GPT configuration; MIMO scatters the merged embeddings, not the text ones."""
-    from megatron.training.argument_utils import gpt_config_from_args  # noqa: PLC0415 - needs torch
+    from megatron.training.argument_utils import gpt_config_from_args
 
     config = gpt_config_from_args(args)
     config.scatter_embedding_sequence_parallel = False
@@ -109,16 +109,16 @@ def encoder_specs(
     """Vision tower and projection, if the layout has a vision module."""
     if VISION not in groups:
         return {}
-    from megatron.core.models.vision.clip_vit_model import CLIPViTModel  # noqa: PLC0415
-    from megatron.core.models.vision.multimodal_projector import (  # noqa: PLC0415
+    from megatron.core.models.vision.clip_vit_model import CLIPViTModel
+    from megatron.core.models.vision.multimodal_projector import (
         MultimodalProjector,
     )
-    from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: PLC0415
-    from megatron.training.argument_utils import (  # noqa: PLC0415
+    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.training.argument_utils import (
         core_transformer_config_from_args,
     )
 
-    from examples.mimo.model_providers._submodules import (  # noqa: PLC0415
+    from examples.mimo.model_providers._submodules import (
         HeteroVisionSubmodules,
         mlp_submodules,
         vit_layer_spec,
@@ -176,7 +176,7 @@ def _tower_config(
     collection: ProcessGroupCollection | None,
 ) -> TransformerConfig:
     """Transformer configuration of the vision tower: the run's precision, its own sizes."""
-    from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: PLC0415
+    from megatron.core.transformer.transformer_config import TransformerConfig
 
     return TransformerConfig(
         num_layers=args.vision_num_layers,
@@ -188,6 +188,7 @@ def _tower_config(
         bf16=language.bf16,
         fp16=language.fp16,
         init_method_std=language.init_method_std,
+        perform_initialization=language.perform_initialization,
         hidden_dropout=language.hidden_dropout,
         attention_dropout=language.attention_dropout,
         attention_backend=language.attention_backend,

@@ -1,0 +1,1 @@
+"""Training loops of MIMO models."""

@@ -1,0 +1,1 @@
+"""Training with one rank grid per module."""

@@ -15,10 +15,10 @@ def select_device(choice: str, argv: list[str]) -> list[str]:
     Raises:
         LayoutError: a GPU is asked for and there is none.
     """
-    import torch  # noqa: PLC0415 - a wrong layout is answered without it
-    from megatron.training import cpu_device  # noqa: PLC0415
+    import torch
 
-    from examples.mimo.training.hetero.layout import LayoutError  # noqa: PLC0415
+    from examples.mimo.training.hetero.layout import LayoutError
+    from megatron.training import cpu_device
 
     present = torch.accelerator.is_available()
     if choice == "gpu" and not present:

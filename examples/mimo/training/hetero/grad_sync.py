@@ -40,7 +40,7 @@ class GradFinalizer:
         model: list[HeteroMimoModel],
         num_tokens: torch.Tensor | None = None,
         pg_collection: object = None,  # noqa: ARG002 - part of the schedule's call
-        force_all_reduce: bool | None = False,  # noqa: FBT002 - part of the schedule's call
+        force_all_reduce: bool | None = False,  # noqa: FBT001, FBT002 - part of the schedule's call
     ) -> None:
         """Synchronize every active module's gradients and divide them by the global token count.
 

@@ -10,14 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, override
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.models.mimo import MimoModel
-from megatron.core.models.mimo.config import MimoModelConfig
-from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY
-from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.utils import get_model_config
 from megatron.training.models import ModelConfig
@@ -29,6 +25,10 @@ from megatron.training.models.dist_utils import (
 from examples.mimo.training.hetero.freeze import freeze
 from examples.mimo.training.hetero.grad_sync import GradFinalizer
 from examples.mimo.training.hetero.seeds import module_seed_offset, module_seeded
+from megatron.core.models.mimo import MimoModel
+from megatron.core.models.mimo.config import MimoModelConfig
+from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY
+from megatron.core.transformer.module import Float16Module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -156,11 +156,12 @@ class EncoderFloat16Module(Float16Module):
 class HeteroMimoBuilder(ModelBuilder[HeteroMimoModel, HeteroMimoConfig]):
     """Builds the model of this rank and wraps each module under its own groups."""
 
+    @override
     def build_model(
         self,
-        pg_collection: object = None,  # noqa: ARG002 - the topology holds each module's groups
-        pre_process: bool | None = None,  # noqa: ARG002 - follows from the grids
-        post_process: bool | None = None,  # noqa: ARG002 - follows from the grids
+        pg_collection: object = None,
+        pre_process: bool | None = None,
+        post_process: bool | None = None,
         vp_stage: int | None = None,
     ) -> HeteroMimoModel:
         """Build the bare model. Called on every rank; not collective."""
@@ -171,17 +172,18 @@ class HeteroMimoBuilder(ModelBuilder[HeteroMimoModel, HeteroMimoConfig]):
         freeze(model.modules_by_name(), self._model_config.frozen)
         return model
 
+    @override
     def build_distributed_models(
         self,
-        pg_collection: object = None,  # noqa: ARG002 - the topology holds each module's groups
+        pg_collection: object = None,
         ddp_config: DistributedDataParallelConfig | None = None,
-        overlap_param_gather_with_optimizer_step: bool = False,  # noqa: FBT002 - stock signature
-        use_megatron_fsdp: bool = False,  # noqa: FBT002 - stock signature
-        use_torch_fsdp2: bool = False,  # noqa: FBT002 - stock signature
-        wrap_with_ddp: bool = True,  # noqa: FBT002 - stock signature
-        data_parallel_random_init: bool = False,  # noqa: FBT002 - stock signature
+        overlap_param_gather_with_optimizer_step: bool = False,
+        use_megatron_fsdp: bool = False,
+        use_torch_fsdp2: bool = False,
+        wrap_with_ddp: bool = True,
+        data_parallel_random_init: bool = False,
         mixed_precision_wrapper: Callable[..., torch.nn.Module] | None = Float16Module,
-        model_type: object = None,  # noqa: ARG002 - deprecated upstream
+        model_type: object = None,
     ) -> list[HeteroMimoModel]:
         """Build the model and wrap every module of this rank.
 
