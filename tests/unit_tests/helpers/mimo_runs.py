@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 COMMON = (
-    *("--device", "cpu", "--log-interval", "1000000"),
+    *("--log-interval", "1000000"),
     *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
     *("--seq-length", "24", "--max-position-embeddings", "24", "--vocab-size", "128"),
     # Padding enters the softmax and is a multiple of this times TP: keep it equal for TP 1 and 2.
@@ -42,7 +42,7 @@ def train_mimo(arguments: Sequence[str]) -> Run:
     from examples.mimo.training.hetero.args import parse_hetero_arguments
 
     run = Run()
-    argv = [*COMMON, *arguments]
+    argv = [*COMMON, *_device(), *arguments]
 
     def train(hooks: list[Callable[[Any], Any]]) -> None:
         config, stock = parse_hetero_arguments(argv)
@@ -70,7 +70,7 @@ def train_stock_gpt(arguments: Sequence[str]) -> Run:
     )
 
     run = Run()
-    argv = [*COMMON, *arguments]
+    argv = [*COMMON, *_device(), *arguments]
 
     def train(hooks: list[Callable[[Any], Any]]) -> None:
         config, stock = parse_hetero_arguments(argv)
@@ -101,6 +101,13 @@ def train_stock_gpt(arguments: Sequence[str]) -> Run:
 
     _record(run, argv, train)
     return run
+
+
+def _device() -> tuple[str, str]:
+    """Choose the device that the test's ranks talk over."""
+    import torch.distributed as dist
+
+    return ("--device", "gpu" if dist.get_backend() == "nccl" else "cpu")
 
 
 def _record(run: Run, argv: Sequence[str], train: Callable[[list[Callable]], None]) -> None:
