@@ -18,24 +18,7 @@ from megatron.core.enums import ModelType
 from megatron.training import get_args, pretrain
 from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
 from megatron.training.arguments import parse_and_validate_args
-
-
-class Counting(Dataset):
-    """Sequences that step through the vocabulary: each sample has its own start and stride."""
-
-    def __init__(self, samples: int, length: int, vocabulary: int, seed: int) -> None:
-        self.samples, self.length, self.vocabulary, self.seed = samples, length, vocabulary, seed
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return self.samples
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """Return sample ``index``, the same in every run."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_000 + index)
-        start, stride = torch.randint(1, self.vocabulary, (2,), generator=generator).tolist()
-        text = (start + stride * torch.arange(self.length + 1)) % self.vocabulary
-        return {'tokens': text[:-1], 'labels': text[1:]}
+from tests.unit_tests.training.counting import Counting
 
 
 def provide_datasets(

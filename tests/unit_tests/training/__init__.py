@@ -1,0 +1,1 @@
+"""Tests of what the sparse fork adds to ``megatron/training``."""
