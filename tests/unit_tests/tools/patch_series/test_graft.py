@@ -83,7 +83,9 @@ def test_a_function_is_replaced_with_its_decorators() -> None:
 
 def test_a_property_setter_has_a_path_of_its_own() -> None:
     """The getter of the same name stays."""
-    ours = "class Square:\n    @area.setter\n    def area(self, value):\n        self.side = value\n"
+    ours = (
+        "class Square:\n    @area.setter\n    def area(self, value):\n        self.side = value\n"
+    )
     expected = SHAPES.replace("self.side = math.sqrt(value)", "self.side = value")
     assert grafted(SHAPES, ours) == expected
 
@@ -91,7 +93,9 @@ def test_a_property_setter_has_a_path_of_its_own() -> None:
 def test_an_assignment_and_a_field_are_replaced() -> None:
     """Assignments to one name are definitions, in a module and in a class."""
     ours = "class Square:\n    sides: int = 5\n\n\nLIMIT = 20\n"
-    expected = SHAPES.replace("sides: int = 4", "sides: int = 5").replace("LIMIT = 10", "LIMIT = 20")
+    expected = SHAPES.replace("sides: int = 4", "sides: int = 5").replace(
+        "LIMIT = 10", "LIMIT = 20"
+    )
     assert grafted(SHAPES, ours) == expected
 
 
@@ -164,7 +168,9 @@ def test_a_comment_above_a_definition_belongs_to_it() -> None:
 
 def test_a_definition_inside_if_or_try_is_replaced_where_it_stands() -> None:
     """The condition stays, and what is new is not put under it."""
-    before = "if HAVE:\n    class A:\n        def f(self):\n            return 1\n\nelse:\n    B = 1\n"
+    before = (
+        "if HAVE:\n    class A:\n        def f(self):\n            return 1\n\nelse:\n    B = 1\n"
+    )
     ours = "class A:\n    def f(self):\n        return 2\n\n\ndef new():\n    pass\n"
     assert grafted(before, ours) == (
         "if HAVE:\n    class A:\n        def f(self):\n            return 2\n\nelse:\n    B = 1\n"

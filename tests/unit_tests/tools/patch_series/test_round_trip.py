@@ -1,0 +1,47 @@
+"""Tier 0: every Python file of the released base, through the parser and through the graft."""
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import libcst as cst
+import pytest
+
+from tools.patch_series import graft, sparse, syntax, upstream
+
+pytestmark = pytest.mark.tier0
+
+ROOT = Path(__file__).resolve().parents[4]
+WORKERS = 2
+
+
+@pytest.fixture(scope='module')
+def files() -> dict[str, bytes]:
+    """Every Python file of the pinned base wheel."""
+    base = upstream.open_base(ROOT)
+    return {path: data for path, data in base.files.items() if path.endswith(".py")}
+
+
+def difference(path: str, source: bytes) -> str:
+    """Say how a file changes when it is parsed, or when its definitions are grafted onto it."""
+    module = cst.parse_module(source)
+    if module.bytes != source:
+        return f"{path}: the parser changes it"
+    index = syntax.index(module)
+    single = [name for name, found in index.items() if len(found) == 1]
+    ours = sparse.read(path, source, module)
+    names = [entry.path for entry in ours.entries if entry.path in single]
+    result = graft.graft(module, ours, names)
+    if result.problems:
+        return f"{path}: {result.problems[0].message}"
+    return "" if result.module.bytes == source else f"{path}: the graft of itself changes it"
+
+
+def test_every_upstream_file_survives_byte_for_byte(files: dict[str, bytes]) -> None:
+    """Parsing and writing changes nothing, and neither does grafting a file onto itself."""
+    assert len(files) > 500
+    method = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(WORKERS, mp_context=method) as pool:
+        found = pool.map(difference, files.keys(), files.values(), chunksize=8)
+        differences = [text for text in found if text]
+    assert differences == []
