@@ -160,7 +160,7 @@ def check_batch(args: argparse.Namespace, layout: Layout) -> None:
 
 def _device(value: str) -> str:
     """Accept torch's own name for a GPU as well."""
-    return value if value in ("auto", "cpu") else "gpu"
+    return "gpu" if value == "cuda" else value
 
 
 def _world_size(options: argparse.Namespace) -> int:

@@ -132,8 +132,8 @@ class Layout:
 
     @property
     def colocated(self) -> bool:
-        """Whether all modules share the same ranks."""
-        return len({(grid.offset, grid.size) for grid in self.grids}) == 1
+        """Whether all modules share the same ranks, also true of a language module alone."""
+        return all(grid.colocated for grid in self.encoders)
 
     @property
     def language(self) -> ModuleGrid:
@@ -219,8 +219,9 @@ def _place(drafts: Sequence[_Draft], world_size: int) -> tuple[ModuleGrid, ...]:
     """Fill in dp and offset of every draft."""
     language = next(draft for draft in drafts if draft.name == LANGUAGE)
     separate = [d for d in drafts if d is not language and not d.colocated]
-    taken = sum(d.product() * d.sizes.get("dp", 1) for d in separate if "offset" not in d.sizes)
-    language_dp = language.sizes.get("dp") or max(1, (world_size - taken) // language.product())
+    taken = sum(d.product() * d.sizes.get("dp", 1) for d in separate)
+    left = max(1, (world_size - taken) // language.product())
+    language_dp = language.sizes.get("dp", left)
     language_size = language.product() * language_dp
     grids: list[ModuleGrid] = []
     cursor = 0
@@ -229,6 +230,12 @@ def _place(drafts: Sequence[_Draft], world_size: int) -> tuple[ModuleGrid, ...]:
         if draft is language:
             sizes["dp"] = language_dp
         elif draft.colocated:
+            if "offset" in sizes:
+                msg = (
+                    f"--module {draft.name}:colocated,offset={sizes['offset']}: a colocated module "
+                    "has the offset of the language module; leave one of the two out."
+                )
+                raise LayoutError(msg)
             sizes.setdefault("dp", max(1, language_size // draft.product()))
         sizes.setdefault("etp", sizes.get("tp", 1))
         if not draft.colocated:
