@@ -215,9 +215,9 @@ def _verdict(target: Target, base: str, open_base: BaseTexts) -> Problem | None:
 
 
 def _unrecorded(target: Target, base: str, open_base: BaseTexts) -> Problem | None:
-    if target.theirs is None and not target.is_seam:
-        return None  # A new definition: nothing was replaced and nothing is there.
-    if target.theirs is not None and text_in(open_base(base), target) is None:
+    if target.theirs is None:
+        return None  # A new definition; or a seam without a place, which the engine explains.
+    if text_in(open_base(base), target) is None:
         text = "upstream has gained a definition of this name, which we only add"
         return _problem(target, Kind.DRIFT, text, NOT_THERE)
     text = f"has no fingerprint for {base}: read what it replaces, then run `record`"

@@ -26,10 +26,10 @@ class Composed:
     problems: tuple[Problem, ...]
 
 
-def compose(series: Series, upstream: Upstream, *, until: int | None = None) -> Composed:
-    """Apply the patches (the first `until` of them) in order to an upstream tree."""
+def compose(series: Series, upstream: Upstream) -> Composed:
+    """Apply the patches in order to an upstream tree."""
     tree = series.tree()
-    patches = series.patches[:until]
+    patches = series.patches
     version = series.version(upstream.version)
     read, problems = _read_sparse(tree, upstream)
     changed: dict[str, bytes] = {}

@@ -83,7 +83,7 @@ class _Splicer(cst.CSTTransformer):
 
 def _extended(owner: cst.CSTNode, end: Sequence[cst.BaseStatement]) -> cst.CSTNode:
     if isinstance(owner, cst.Module):
-        return owner.with_changes(body=[*owner.body, *end])
+        return owner.with_changes(body=[*owner.body, *end], has_trailing_newline=True)
     assert isinstance(owner, cst.ClassDef)
     return owner.with_changes(body=owner.body.with_changes(body=[*owner.body.body, *end]))
 

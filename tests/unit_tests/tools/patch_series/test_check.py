@@ -126,6 +126,16 @@ def test_without_fingerprints_nothing_is_built(repository: Toy) -> None:
     assert all("run `record`" in problem.message and problem.stops_build for problem in found)
 
 
+def test_a_seam_without_a_place_says_so_before_it_is_recorded(repository: Toy) -> None:
+    """The anchor is what has to be mended, not the fingerprint."""
+    repository.patch("0001-a", SEAM.replace("self.count += number", "self.count += 1"))
+    (problem,) = problems(repository)
+    assert problem.kind is Kind.SEAM
+    assert "the anchor `self.count += 1` matches 0 statements" in problem.message
+    (done,) = record.record(repository.series(), repository.base(), [])
+    assert done.count == 0
+
+
 NEW = "megatron/core/new.py"
 
 

@@ -151,6 +151,14 @@ def test_a_new_definition_stands_before_the_main_guard() -> None:
     assert grafted(SHAPES + guard, function) == SHAPES + "\n\n" + function + guard
 
 
+@pytest.mark.parametrize("before", ["", "# A licence.\n", "'''Doc.'''\n"])
+def test_a_file_that_defines_nothing_can_be_grafted_onto(before: str) -> None:
+    """Such as the ``__init__.py`` of a package."""
+    after = grafted(before, "import os\n\n\ndef f():\n    return os.sep\n")
+    assert after.startswith(before)
+    assert after.endswith("import os\n\n\ndef f():\n    return os.sep\n")
+
+
 def test_a_new_class_is_taken_whole() -> None:
     """Docstring, decorators and all."""
     ours = "@dataclass\nclass Circle(Shape):\n    '''Round.'''\n\n    radius: float\n"
