@@ -1,6 +1,6 @@
 """Rules of the whole suite: the installed package is this tree's, and tiers never vanish."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,10 +8,12 @@ import pytest
 from tests.unit_tests.helpers import torchrun
 from tests.unit_tests.helpers.distributed import RankPool
 from tests.unit_tests.helpers.process_state import quiet_environment
+from tests.unit_tests.helpers.rank_failures import RankFailedError, RanksTimedOutError
 from tests.unit_tests.helpers.tiers import TierPlugin, add_tier_option, chosen_tiers
 from tools.patch_series import installed
 
 MISMATCH_EXIT = 3
+RANK_ERRORS = (RankFailedError, RanksTimedOutError)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,6 +30,18 @@ def pytest_configure(config: pytest.Config) -> None:
     if torchrun.is_active():
         torchrun.prepare(config, "nccl" if 2 in chosen_tiers(config) else "gloo")
     config.pluginmanager.register(TierPlugin(config), "tiers")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep a rank's traceback to the failure itself: the summary gets its first line."""
+    report = yield
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None and call.excinfo and call.excinfo.errisinstance(RANK_ERRORS):
+        crash.message = crash.message.splitlines()[0]
+    return report
 
 
 @pytest.fixture

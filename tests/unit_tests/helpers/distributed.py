@@ -247,9 +247,8 @@ class RankPool:
         except (EOFError, ConnectionError):
             pass  # it died: its exit code says how
         rank.process.join(GRACE_SECONDS)
-        return Outcome(
-            kind=Kind.DIED, text=_describe_exit(rank.process.exitcode, rank.read_stacks())
-        )
+        headline = _describe_exit(rank.process.exitcode)
+        return Outcome(kind=Kind.DIED, headline=headline, text=rank.read_stacks() or headline)
 
     def _dump_stacks(self, outcomes: dict[int, Outcome]) -> dict[int, str]:
         """Have every rank that has not answered write its stacks, and return them."""
@@ -261,9 +260,9 @@ class RankPool:
         return {number: rank.read_stacks() for number, rank in pending.items()}
 
 
-def _describe_exit(code: int | None, stacks: str) -> str:
+def _describe_exit(code: int | None) -> str:
     if code is not None and code < 0:
         how = f"was killed by {signal.Signals(-code).name}"
     else:
         how = f"left with exit code {code}"
-    return f"the process {how} without a word" + (f"; its stacks:\n{stacks}" if stacks else "")
+    return f"the process {how} without a word"

@@ -52,7 +52,10 @@ def first_failure(outcomes: Sequence[Outcome]) -> RankFailedError:
         return 3
 
     cause = min(range(len(outcomes)), key=lambda number: (weight(number), number))
-    lines = [f"rank {cause} of {len(outcomes)} failed:", outcomes[cause].text.rstrip()]
+    failure = outcomes[cause]
+    lines = [f"rank {cause} of {len(outcomes)} failed: {failure.headline}"]
+    if failure.text != failure.headline:
+        lines.append(failure.text.rstrip())
     for number, outcome in enumerate(outcomes):
         if number != cause:
             lines.append(f"rank {number}: {_in_short(outcome)}")
@@ -62,5 +65,4 @@ def first_failure(outcomes: Sequence[Outcome]) -> RankFailedError:
 def _in_short(outcome: Outcome) -> str:
     if outcome.kind is Kind.STOPPED:
         return "still busy, stopped"
-    last = outcome.text.strip().splitlines()[-1:]
-    return " ".join([outcome.kind.value, *last])
+    return f"{outcome.kind.value} {outcome.headline}".rstrip()

@@ -68,6 +68,8 @@ class Outcome:
     kind: Kind
     value: bytes = b""
     """The pickled return value."""
+    headline: str = ""
+    """One line on a failure."""
     text: str = ""
     """The traceback of a failure, the reason of a skip."""
 
@@ -81,15 +83,22 @@ def call_function(function: Callable[..., object], arguments: tuple[Any, ...]) -
     except BaseException as error:  # noqa: BLE001 - all of it is the parent's to judge
         if type(error).__name__ == "Skipped":  # pytest's, without importing pytest here
             return Outcome(kind=Kind.SKIPPED, text=str(error))
-        first = error.__traceback__
-        below_the_harness = first.tb_next if first is not None else None
-        text = "".join(traceback.format_exception(type(error), error, below_the_harness))
-        return Outcome(kind=Kind.FAILED, text=text)
+        return _failure(error)
     try:
         return Outcome(kind=Kind.RETURNED, value=pickle.dumps(value))
     except Exception as error:  # noqa: BLE001 - a value's own code may raise anything
         text = f"the return value, a {type(value).__name__}, cannot be pickled: {error}"
-        return Outcome(kind=Kind.FAILED, text=text)
+        return Outcome(kind=Kind.FAILED, headline=text, text=text)
+
+
+def _failure(error: BaseException) -> Outcome:
+    """Describe an exception, without the frames of this harness above it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    headline = "".join(traceback.format_exception_only(error)).splitlines()[0]
+    return Outcome(kind=Kind.FAILED, headline=headline, text=text)
 
 
 def serve(connection: Connection, setting: RankSetting, environment: dict[str, str]) -> None:

@@ -210,7 +210,7 @@ class _Watch(threading.Thread):
         return pickle.loads(self.corner.get(key)).kind is not Kind.RETURNED
 
     def _leave(self, why: str) -> None:
-        _publish(self.corner, Outcome(kind=Kind.FAILED, text=f"rank {rank()} {why}"))
+        _publish(self.corner, Outcome(kind=Kind.FAILED, headline=why, text=why))
         for manager in _capture:
             manager.suspend_global_capture()
         os.write(2, f"\nrank {rank()} {why}; its stacks:\n".encode())
