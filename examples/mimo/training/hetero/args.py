@@ -153,9 +153,12 @@ def check_batch(args: argparse.Namespace, layout: Layout) -> None:
             f"{args.micro_batch_size} times language dp {layout.language.dp} = {per_step}."
         )
         raise LayoutError(msg)
-    for size in {args.micro_batch_size, args.eval_micro_batch_size or args.micro_batch_size}:
-        for grid in layout.grids:
-            layout.samples_per_lane(grid.name, size)
+    for grid in layout.grids:
+        layout.samples_per_lane(grid.name, args.micro_batch_size)
+        if args.eval_micro_batch_size is not None:
+            layout.samples_per_lane(
+                grid.name, args.eval_micro_batch_size, "--eval-micro-batch-size"
+            )
 
 
 def _device(value: str) -> str:

@@ -153,11 +153,13 @@ class Layout:
         """Names of the modules that a rank hosts."""
         return tuple(grid.name for grid in self.grids if rank in grid.ranks)
 
-    def samples_per_lane(self, name: str, micro_batch_size: int) -> int:
+    def samples_per_lane(
+        self, name: str, micro_batch_size: int, flag: str = "--micro-batch-size"
+    ) -> int:
         """Samples of one microbatch step that one data-parallel replica of a module sees.
 
         One step covers ``micro_batch_size * language dp`` samples; every module splits the same
-        samples, in order, over its own data-parallel replicas.
+        samples, in order, over its own data-parallel replicas. ``flag`` is where the size is from.
 
         Raises:
             LayoutError: the samples cannot be split evenly.
@@ -166,7 +168,7 @@ class Layout:
         lanes = self[name].dp
         if samples % lanes:
             msg = (
-                f"--micro-batch-size {micro_batch_size} times language dp {self.language.dp} = "
+                f"{flag} {micro_batch_size} times language dp {self.language.dp} = "
                 f"{samples} samples cannot be split evenly over --module {name}:dp={lanes}."
             )
             raise LayoutError(msg)
