@@ -70,8 +70,10 @@ def module_seeded(seed: int, offset: int, collection: ProcessGroupCollection) ->
     """
     python_state = random.getstate()
     numpy_state = np.random.get_state()  # noqa: NPY002 - see above
-    with _fork_rng():
-        seed_module(seed, offset, collection)
-        yield
-    random.setstate(python_state)
-    np.random.set_state(numpy_state)  # noqa: NPY002 - see above
+    try:
+        with _fork_rng():
+            seed_module(seed, offset, collection)
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002 - see above
