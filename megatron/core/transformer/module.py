@@ -2,7 +2,7 @@
 
 import torch
 
-from megatron.core import parallel_state
+from megatron.core.utils import get_tensor_model_parallel_group_if_none
 
 
 def _own_tensor_parallel_group(module: torch.nn.Module) -> torch.distributed.ProcessGroup:
@@ -11,5 +11,10 @@ def _own_tensor_parallel_group(module: torch.nn.Module) -> torch.distributed.Pro
     A module that was built with a process group collection belongs to that collection's group,
     whatever groups the process has globally; only one built without any asks the global state.
     """
-    group = getattr(getattr(module, 'pg_collection', None), 'tp', None)
-    return group if group is not None else parallel_state.get_tensor_model_parallel_group()
+    own = getattr(getattr(module, 'pg_collection', None), 'tp', None)
+    group = get_tensor_model_parallel_group_if_none(own)
+    assert group is not None, (
+        f"{type(module).__name__} has neither a tp_group nor a pg_collection, and there is no "
+        "global tensor model parallel group"
+    )
+    return group

@@ -63,7 +63,7 @@ def train_stock_gpt(arguments: Sequence[str]) -> Run:
     from examples.mimo.training.hetero import step
     from examples.mimo.training.hetero.args import parse_hetero_arguments
     from megatron.core.enums import ModelType
-    from megatron.training import global_vars, pretrain
+    from megatron.training import cpu_device, global_vars, pretrain
     from megatron.training.argument_utils import (
         gpt_config_from_args,
         pretrain_cfg_container_from_args,
@@ -86,10 +86,11 @@ def train_stock_gpt(arguments: Sequence[str]) -> Run:
             return LaneBatches(dataset, order, lanes, size, 0), None, None
 
         def forward_step(iterator: Any, gpt: Any) -> Any:
-            batch = next(iterator)
+            batch = place.move(next(iterator))
             output = gpt(batch['input_ids'], batch['position_ids'], None, labels=batch['labels'])
             return output, lambda losses: step.token_loss(batch['loss_mask'], losses)
 
+        place = step.ForwardStep(cpu_device.device(), args.params_dtype)
         batches.is_distributed = True
         pretrain(
             pretrain_cfg_container_from_args(args, model),
