@@ -133,7 +133,7 @@ class Images:
 @functools.cache
 def load_images() -> dict[str, Images]:
     """Read scikit-learn's digits; return those to train on and those held out, by name."""
-    from sklearn.datasets import load_digits  # noqa: PLC0415 - slow to import
+    from sklearn.datasets import load_digits
 
     source = load_digits()
     held_out = held_out_numbers(source.target)
@@ -270,8 +270,8 @@ def _check_of(
     held_out: DigitsDataset, args: argparse.Namespace, runtime: HeteroRuntime
 ) -> ExactMatchCheck:
     """Exact match on all held-out samples."""
-    from examples.mimo.training.hetero.exact_match import ExactMatchCheck  # noqa: PLC0415
-    from examples.mimo.training.hetero.generate import GreedyConfig  # noqa: PLC0415
+    from examples.mimo.training.hetero.exact_match import ExactMatchCheck
+    from examples.mimo.training.hetero.generate import GreedyConfig
 
     config = GreedyConfig(
         micro_batch_size=args.eval_micro_batch_size,
