@@ -83,9 +83,10 @@ def _lines(text: str) -> list[str]:
 def status_text(series: Series, upstream: Upstream, report: check.Report) -> str:
     """Return the status: base, each patch, what is installed, what is carried."""
     lines = [f"base       {upstream.label}", f"builds     {series.version(upstream.version)}"]
+    tree = series.tree()
     for patch in series.patches:
         state = _state([item for item in report.problems if item.patch == patch.name])
-        lines.append(f"patch      {patch.name}  {state}: {patch.title} ({_extent(patch)})")
+        lines.append(f"patch      {patch.name}  {state}: {patch.title} ({_extent(patch, tree)})")
     loose = [item for item in report.problems if not item.patch]
     lines += [f"problem    {item.where}: {item.message}" for item in loose]
     verdict = installed.inspect(series.root, regraft=not report.blocking)
@@ -104,8 +105,9 @@ def _state(problems: Sequence[Problem]) -> str:
     return "droppable" if kinds == {Kind.DROPPABLE} else "broken"
 
 
-def _extent(patch: Patch) -> str:
+def _extent(patch: Patch, tree: Iterable[str]) -> str:
     names = sum(len(graft.names) for graft in patch.grafts)
-    counts = ((names, "definition"), (len(patch.seams), "seam"), (len(patch.files), "new file"))
+    whole = sum(patch.takes(path) for path in tree)
+    counts = ((names, "definition"), (len(patch.seams), "seam"), (whole, "new file"))
     parts = [f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts if count]
     return ", ".join(parts)

@@ -27,14 +27,18 @@ class Definition:
     """The statement of the owner's own body that contains the node (often the node itself)."""
 
 
-@functools.lru_cache(maxsize=64)
 def parse(source: bytes | str, label: str) -> cst.Module:
     """Parse a module, or say in one sentence why it cannot be parsed."""
     try:
-        return cst.parse_module(source)
+        return _parse(source)
     except cst.ParserSyntaxError as error:
         line = f"line {error.raw_line}, column {error.raw_column}"
         raise PatchSeriesError(f"{label} does not parse: {line}: {error.message}") from error
+
+
+@functools.lru_cache(maxsize=16)  # A tree takes 250 times the memory of its text.
+def _parse(source: bytes | str) -> cst.Module:
+    return cst.parse_module(source)
 
 
 def owner_of(path: str) -> str:
