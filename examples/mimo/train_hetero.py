@@ -13,6 +13,7 @@ import io
 import logging
 import os
 import sys
+import traceback
 import warnings
 from typing import TYPE_CHECKING
 
@@ -40,23 +41,25 @@ LOOP_ARGUMENTS = ("--dataloader-type", "external", "--eval-interval", "1000")
 
 def main() -> None:
     """Entry point of every process of a run, and of ``--dry-run``."""
+    speaks = os.environ.get("RANK", "0") == "0"  # all ranks meet the same error
     try:
         config, stock_argv = parse_hetero_arguments(sys.argv[1:])
         args = prepare(config, stock_argv)
+        if config.dry_run:
+            from examples.mimo.training.hetero.dry_run import (
+                print_plan,
+            )
+
+            print_plan(config, args)
+            return
+        from examples.mimo.training.hetero.loop import train
+
+        speaks = True  # from here on an error may be that of the ranks of one module
+        train(config, args)
     except LayoutError as error:
-        if os.environ.get("RANK", "0") == "0":
+        if speaks:
             print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the user's answer
         sys.exit(USAGE_ERROR)
-    if config.dry_run:
-        from examples.mimo.training.hetero.dry_run import (
-            print_plan,
-        )
-
-        print_plan(config, args)
-        return
-    from examples.mimo.training.hetero.loop import train
-
-    train(config, args)
 
 
 def prepare(config: HeteroConfig, stock_argv: list[str]) -> argparse.Namespace:
@@ -90,6 +93,7 @@ def prepare(config: HeteroConfig, stock_argv: list[str]) -> argparse.Namespace:
         check_batch(args, config.layout)
         apply_layout(args, config.layout)
         _validate(arguments.validate_args, args)
+        _validate(provider.language_config, args)
         restore_world_size(args, config.layout)
     if not config.dry_run:
         global_vars.set_global_variables(args)
@@ -97,13 +101,19 @@ def prepare(config: HeteroConfig, stock_argv: list[str]) -> argparse.Namespace:
 
 
 def _validate(validate: Callable[[argparse.Namespace], object], args: argparse.Namespace) -> None:
-    """Run Megatron's own validation; its assertions are the user's answers, not our defects."""
+    """Run Megatron's own validation; what it refuses is the user's answer, not our defect.
+
+    Many of its assertions say nothing but what they assert, so that is what the user gets to see.
+
+    Raises:
+        LayoutError: what Megatron says in one sentence.
+    """
     try:
         validate(args)
-    except AssertionError as error:
-        if not str(error):
-            raise
-        msg = f"Megatron refuses these flags: {error}"
+    except (AssertionError, ValueError) as error:
+        rule = (traceback.extract_tb(error.__traceback__)[-1].line or "").removeprefix("assert ")
+        says = " ".join(str(error).split()) or f"this does not hold: {rule}"
+        msg = f"Megatron refuses these flags: {says}"
         raise LayoutError(msg) from error
 
 

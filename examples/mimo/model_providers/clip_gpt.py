@@ -62,12 +62,7 @@ def check(args: argparse.Namespace, layout: Layout) -> None:
             msg = f"--module {grid.name}:pp={grid.pp} must be 1: the tower is a single stage."
             raise LayoutError(msg)
         _must_divide(grid, "--vision-num-attention-heads", args.vision_num_attention_heads)
-    if args.image_size % args.image_patch_size:
-        msg = (
-            f"--image-size {args.image_size} is not a multiple of --image-patch-size "
-            f"{args.image_patch_size}."
-        )
-        raise LayoutError(msg)
+    _check_images(args, layout)
     _must_divide(language, "--num-attention-heads", args.num_attention_heads)
     if args.num_layers % language.pp:
         msg = (
@@ -79,6 +74,20 @@ def check(args: argparse.Namespace, layout: Layout) -> None:
         msg = (
             f"--module {LANGUAGE}:cp={language.cp} needs --transformer-impl transformer_engine: "
             "local attention has no context parallelism."
+        )
+        raise LayoutError(msg)
+
+
+def _check_images(args: argparse.Namespace, layout: Layout) -> None:
+    """Images become whole patches, and text follows them in a sequence."""
+    size, patch = args.image_size, args.image_patch_size
+    if patch < 1 or size < patch or size % patch:
+        msg = f"--image-size {size} is not a multiple of --image-patch-size {patch}."
+        raise LayoutError(msg)
+    if layout.encoders and args.seq_length <= image_tokens(args):
+        msg = (
+            f"--seq-length {args.seq_length} leaves no text behind the {image_tokens(args)} tokens "
+            f"of an image (--image-size {size} --image-patch-size {patch})."
         )
         raise LayoutError(msg)
 

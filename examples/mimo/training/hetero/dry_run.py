@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from examples.mimo.data import get_data_provider
 from examples.mimo.model_providers import get_model_provider
 from examples.mimo.training.hetero.layout import LANGUAGE, Layout
 from examples.mimo.training.hetero.model import HeteroMimoBuilder, HeteroMimoConfig
@@ -56,6 +57,7 @@ class Share:
 def print_plan(config: HeteroConfig, args: argparse.Namespace) -> None:
     """Print the rank table and what was checked. Runs in one process; returns if all is well."""
     layout = config.layout
+    get_data_provider(config.data_provider).datasets(args)  # refuses flags that do not fit it
     args.perform_initialization = False  # shapes are wanted, not values
     shares = _measure(config, args)
     print(f"{layout.world_size} ranks, {'colocated' if layout.colocated else 'disjoint'} modules\n")

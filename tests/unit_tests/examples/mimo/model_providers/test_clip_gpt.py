@@ -17,6 +17,7 @@ def model_args(**values: object) -> Namespace:
     clip_gpt.add_arguments(parser)
     args = parser.parse_args([])
     vars(args).update(num_layers=6, num_attention_heads=8, vocab_size=256, transformer_impl="local")
+    args.seq_length = 64
     vars(args).update(values)
     return args
 
@@ -58,6 +59,21 @@ REFUSED: list[tuple[tuple[str, ...], int, dict[str, object], str]] = [
         2,
         {"image_size": 9, "image_patch_size": 4},
         "--image-size 9 is not a multiple of --image-patch-size 4.",
+    ),
+    (
+        ("language",),
+        1,
+        {"image_patch_size": 0},
+        "--image-size 8 is not a multiple of --image-patch-size 0.",
+    ),
+    (
+        ("vision", "language"),
+        2,
+        {"seq_length": 16},
+        (
+            "--seq-length 16 leaves no text behind the 16 tokens of an image (--image-size 8 "
+            "--image-patch-size 2)."
+        ),
     ),
     (
         ("vision", "language:tp=3"),
