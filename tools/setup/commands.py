@@ -38,7 +38,12 @@ CAUSES = (
     ),
     Cause(
         pattern=r"No matching distribution found for (?P<what>\S+)",
-        advice="there is no ready-made package '{what}' for this platform and Python; use 64-bit Linux and Python 3.12",
+        # pip says the same where an index does not have it and where it cannot be reached.
+        advice=(
+            "no package index within reach has '{what}' for this platform and Python; connect this"
+            " machine to the network, or use what the pins are made for: 64-bit Linux with"
+            " Python 3.12 or 3.13"
+        ),
     ),
     Cause(
         pattern=r"error: command '?(?P<what>\S*(?:gcc|g\+\+|cc|c\+\+|clang)\S*?)'? failed|Unable to find a compiler",

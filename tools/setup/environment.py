@@ -90,7 +90,7 @@ class Environment:
         if state.root != str(self.root) or not self.interpreter():
             return self._create("create .venv")
         if state.unfinished == "dependencies" and fingerprint(self.site_packages()) != state.before:
-            return self._create("create .venv anew, because the last set-up was cut off")
+            return self._create("the last set-up was cut off, so create .venv anew")
         if state.unfinished == "megatron":
             self._drop_half_installed_megatron()
         return dataclasses.replace(state, unfinished="", before="")

@@ -129,7 +129,7 @@ def test_a_cut_off_install_is_thrown_away(
     (site / "half_a_package").mkdir()
     assert environment._sound_state() == State(root=str(checkout))
     assert not (site / "half_a_package").exists()
-    assert "anew, because the last set-up was cut off" in capsys.readouterr().out
+    assert "the last set-up was cut off, so create .venv anew" in capsys.readouterr().out
 
 
 def test_a_cut_off_megatron_is_removed_and_the_rest_kept(
@@ -183,7 +183,7 @@ def test_nothing_of_the_users_is_deleted(
         ),
         (
             "ERROR: No matching distribution found for torch==9\n",
-            "no ready-made package 'torch==9'",
+            "no package index within reach has 'torch==9'",
         ),
         ("error: command 'gcc' failed: No such file or directory", "a C compiler is missing"),
         ("error: command '/usr/bin/g++' failed with exit code 1", "a C compiler is missing"),
