@@ -99,7 +99,7 @@ def draw_examples(path: Path, dataset: DigitsDataset, answers: list[str]) -> Non
     cards = make_cards(dataset, answers)
     wrong = sum(not card.right for card in cards)
     figure, axes = plt.subplots(
-        _ROWS, 2 * _COLUMNS, figsize=(13.5, 8.6), width_ratios=[1, 1.75] * _COLUMNS
+        _ROWS, 2 * _COLUMNS, figsize=(13, 8.6), width_ratios=[1, 1.6] * _COLUMNS
     )
     shown = choose_cards(cards, dataset.images.digits)
     for place, card in enumerate(shown):
@@ -123,12 +123,12 @@ def _draw_card(picture: Axes, text: Axes, card: Card) -> None:
         spine.set_color("#d0d0d0")
     text.axis("off")
     for line, (question, written, truth) in enumerate(card.lines):
-        height = 0.9 - 0.36 * line
-        text.text(0, height, question, fontsize=8.5, color=_FAINT, va="center")
+        height = 0.96 - 0.35 * line
+        text.text(0.03, height, question, fontsize=8.5, color=_FAINT, va="center")
         right = written == truth
         answer = written if right else f"{written or '(nothing)'}  (is {truth})"
         style = {"color": _RIGHT if right else _WRONG, "weight": "normal" if right else "bold"}
-        text.text(0.04, height - 0.16, answer, fontsize=10, va="center", **style)
+        text.text(0.07, height - 0.155, answer, fontsize=10, va="center", **style)
 
 
 def draw_curves(path: Path, history: History) -> None:
@@ -162,7 +162,9 @@ def draw_curves(path: Path, history: History) -> None:
 
 
 def _draw_loss(axes: Axes, history: History) -> None:
-    steps = [history.steps[key] for key in sorted(history.steps)]
+    # A launch logs its very first iteration alone; among averages it would look like a spike.
+    alone = {restart + 1 for restart in history.resumed}
+    steps = [history.steps[key] for key in sorted(history.steps) if key not in alone]
     axes.plot(
         [step.iteration for step in steps],
         [step.loss for step in steps],
