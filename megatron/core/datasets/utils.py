@@ -14,9 +14,9 @@ def compile_helpers() -> None:
     """
     folder = os.path.dirname(os.path.abspath(__file__))
     if os.path.exists(os.path.join(folder, "Makefile")):
-        status = subprocess.run(["make", "-C", folder], check=False).returncode
-        if status != 0:
-            raise RuntimeError(f"compiling the C++ dataset helper: make ended with {status}")
+        done = subprocess.run(["make", "-C", folder], check=False)  # noqa: S607
+        if done.returncode != 0:
+            raise RuntimeError(f"make ended with {done.returncode} in {folder}")
     elif importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is None:
         raise RuntimeError(
             f"the C++ dataset helper is not installed and {folder} has no Makefile to compile it"

@@ -75,11 +75,8 @@ def _announce() -> None:
         print(f"running on CPU with gloo, {processes} process{'es' * (processes > 1)}", flush=True)
 
 
-def _run(options: argparse.Namespace) -> None:
-    """Run the script in this process as ``__main__``."""
-    arguments = options.arguments
-    if not options.keep_arguments:
-        arguments = add_cpu_arguments(arguments)
+def _run(options: argparse.Namespace, arguments: list[str]) -> None:
+    """Run the script in this process as ``__main__`` with ``arguments``."""
     sys.argv = [options.script, *arguments]
     if options.module:
         runpy.run_module(options.script, run_name="__main__", alter_sys=True)
@@ -97,20 +94,22 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     try:
         _check(options)
-        if options.nproc_per_node is not None and "RANK" not in os.environ:
-            return _start_processes(options)
-        if "RANK" not in os.environ:
-            _set_single_process()
-        if os.environ["RANK"] != "0":
-            warnings.filterwarnings("ignore", message=".*a CPU run needs")
+        starts_processes = options.nproc_per_node is not None and "RANK" not in os.environ
+        if starts_processes or os.environ.get("RANK", "0") != "0":
+            warnings.filterwarnings("ignore", message=".*a CPU run needs")  # rank 0 warns
+        arguments = options.arguments
         if not options.keep_arguments:
-            add_cpu_arguments(options.arguments)
+            arguments = add_cpu_arguments(arguments)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if starts_processes:
+        return _start_processes(options)
+    if "RANK" not in os.environ:
+        _set_single_process()
     switch.enable()
     _announce()
-    _run(options)
+    _run(options, arguments)
     return 0
 
 

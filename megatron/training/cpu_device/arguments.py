@@ -26,9 +26,7 @@ CPU_ARGUMENTS: tuple[CpuArgument, ...] = (
         contradictions=("--use-transformer-engine",),
         why="Transformer Engine's layers are GPU kernels",
     ),
-    CpuArgument(
-        tokens=("--attention-backend", "unfused"), why="fused attention is a GPU kernel"
-    ),
+    CpuArgument(tokens=("--attention-backend", "unfused"), why="fused attention is a GPU kernel"),
     CpuArgument(tokens=("--distributed-backend", "gloo"), why="NCCL needs GPUs"),
     CpuArgument(tokens=("--no-gradient-accumulation-fusion",), why="it is a GPU kernel"),
     CpuArgument(tokens=("--no-masked-softmax-fusion",), why="it is a GPU kernel"),
@@ -86,7 +84,9 @@ def add_cpu_arguments(argv: list[str]) -> list[str]:
                 against.append(f"{argument.flag} {given[argument.flag]}")
         if against:
             needed = " ".join(argument.tokens)
-            warnings.warn(f"{against[0]} is kept, but a CPU run needs {needed}: {argument.why}")
+            warnings.warn(
+                f"{against[0]} is kept, but a CPU run needs {needed}: {argument.why}", stacklevel=2
+            )
         elif argument.flag not in given:
             added.extend(argument.tokens)
     return added

@@ -68,7 +68,7 @@ def _all_to_all(function: Callable[..., Any]) -> Callable[..., Any]:
 
         def unpack() -> None:
             """Copy the pieces to the caller's tensors."""
-            for output, piece in zip(outputs, received.split(sizes)):
+            for output, piece in zip(outputs, received.split(sizes), strict=True):
                 output.copy_(piece.view(output.shape))
 
         return _Together([handle], unpack)

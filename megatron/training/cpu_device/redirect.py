@@ -23,11 +23,8 @@ _REDIRECTS: list[Redirect] = []
 
 
 def _dotted(owner: Any) -> str:
-    """Return how a user writes ``owner``: a module's or a class's public path."""
-    if isinstance(owner, type):
-        module = owner.__module__.replace("torch._C", "torch")
-        return f"{module}.{owner.__qualname__}"
-    return owner.__name__
+    """Return the path of ``owner``, a module or a class."""
+    return f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
 
 
 def redirect(owner: Any, name: str, replacement: Any, *, to: str, why: str) -> None:
@@ -50,15 +47,13 @@ def redirects() -> tuple[Redirect, ...]:
 
 
 def table() -> str:
-    """Return the replacements as text: consecutive names with one stand-in share a line."""
-    lines: list[str] = []
-    previous: tuple[str, str] | None = None
+    """Return the replacements as a Markdown table: one row per stand-in and reason."""
+    rows: dict[tuple[str, str], dict[str, list[str]]] = {}
     for entry in _REDIRECTS:
-        if (entry.to, entry.why) == previous:
-            lines[-1] = f"{lines[-1]}, {entry.name.rsplit('.', 1)[-1]}"
-        else:
-            lines.append(f"{entry.name}")
-            lines.append(f"    -> {entry.to}: {entry.why}")
-            lines[-2], lines[-1] = lines[-1], lines[-2]
-        previous = (entry.to, entry.why)
+        owner, _, name = entry.name.rpartition(".")
+        rows.setdefault((entry.to, entry.why), {}).setdefault(owner, []).append(name)
+    lines = ["| replaced | by | why |", "| --- | --- | --- |"]
+    for (to, why), owners in rows.items():
+        replaced = "; ".join(f"`{owner}`: {', '.join(names)}" for owner, names in owners.items())
+        lines.append(f"| {replaced} | {to} | {why} |")
     return "\n".join(lines)

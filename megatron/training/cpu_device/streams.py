@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -60,7 +60,7 @@ class Stream:
         event.record(self)
         return event
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         """Become the current stream of this thread."""
         _ACTIVE.stack.append(self)
         return self

@@ -23,12 +23,11 @@ def enable() -> None:
         return
     if torch.cuda.is_initialized():
         raise RuntimeError("the CPU device must be enabled before the process first uses a GPU")
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        if torch.distributed.get_backend() != "gloo":
-            raise RuntimeError(
-                "the CPU device must be enabled before torch.distributed is initialized with "
-                f"{torch.distributed.get_backend()}"
-            )
+    if torch.distributed.is_initialized() and torch.distributed.get_backend() != "gloo":
+        raise RuntimeError(
+            "the CPU device must be enabled before torch.distributed is initialized with "
+            f"{torch.distributed.get_backend()}"
+        )
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # Megatron refuses tensor parallelism without it; on the CPU it has no effect.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")

@@ -8,6 +8,7 @@ class Counting(Dataset):
     """Sequences that step through the vocabulary: each sample has its own start and stride."""
 
     def __init__(self, samples: int, length: int, vocabulary: int, seed: int) -> None:
+        """Take the sizes and the seed of starts and strides."""
         self.samples, self.length, self.vocabulary, self.seed = samples, length, vocabulary, seed
 
     def __len__(self) -> int:

@@ -97,9 +97,7 @@ class PlainGPT:
         scores = query @ key.transpose(-1, -2) / math.sqrt(size)
         future = torch.ones(length, length, dtype=torch.bool).triu(1)
         attended = scores.masked_fill(future, float('-inf')).softmax(-1) @ value
-        return self._linear(
-            attended.transpose(1, 2).reshape(x.shape), prefix + 'linear_proj'
-        )
+        return self._linear(attended.transpose(1, 2).reshape(x.shape), prefix + 'linear_proj')
 
 
 def train(

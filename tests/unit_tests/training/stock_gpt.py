@@ -24,7 +24,11 @@ from tests.unit_tests.training.counting import Counting
 def provide_datasets(
     samples: list[int], vp_stage: int | None = None
 ) -> tuple[Dataset, Dataset, Dataset]:
-    """Return the training, validation and test sets; called on the ranks that load data."""
+    """Return the training, validation and test sets; called on the ranks that load data.
+
+    Every virtual pipeline stage (``vp_stage``) reads the same ones.
+    """
+    del vp_stage
     args = get_args()
     return tuple(
         Counting(max(number, 1), args.seq_length, args.vocab_size, seed)
@@ -55,7 +59,7 @@ def record_loss(args: Namespace, training: bool, loss: float) -> None:
     """Append the loss of this micro-batch to the rank's file."""
     if args.losses:
         line = json.dumps({'training': training, 'loss': loss.hex()})
-        with open(f'{args.losses}.{args.rank}', 'a', encoding='utf-8') as file:
+        with Path(f'{args.losses}.{args.rank}').open('a', encoding='utf-8') as file:
             file.write(line + '\n')
 
 

@@ -108,9 +108,7 @@ def queries_streams_and_memory() -> None:
 def loaders_do_not_pin() -> None:
     """Iterate pinned loaders with and without workers, whose samples come back unpinned."""
     for workers in (0, 1):
-        loader = DataLoader(
-            [torch.ones(2)] * 4, batch_size=2, pin_memory=True, num_workers=workers
-        )
+        loader = DataLoader([torch.ones(2)] * 4, batch_size=2, pin_memory=True, num_workers=workers)
         assert sum(int(batch.sum()) for batch in loader) == 8
 
 

@@ -58,12 +58,7 @@ def plain_losses(weights: dict, steps: int = STEPS) -> list[float]:
 def test_tensor_parallel_matches_plain_pytorch(rank_pool: Pools, tmp_path: Path) -> None:
     """TP 2 with the distributed optimizer and both overlaps trains to the plain model's losses."""
     stock = run_stock(
-        rank_pool,
-        tmp_path,
-        NO_DROPOUT,
-        TENSOR_PARALLEL,
-        DISTRIBUTED_OPTIMIZER,
-        iterations(STEPS),
+        rank_pool, tmp_path, NO_DROPOUT, TENSOR_PARALLEL, DISTRIBUTED_OPTIMIZER, iterations(STEPS)
     )
     expected = plain_losses(merge_tensor_parallel(tmp_path))
     assert stock[0].training == pytest.approx(expected, rel=1e-5)
@@ -102,11 +97,7 @@ RESUMED = {
         '1024',
     ],
     'dp2 parallel load': [*DROPOUT, *DISTRIBUTED_OPTIMIZER, '--ckpt-fully-parallel-load'],
-    'dp2 reshardable': [
-        *DROPOUT,
-        *DISTRIBUTED_OPTIMIZER,
-        '--dist-ckpt-optim-fully-reshardable',
-    ],
+    'dp2 reshardable': [*DROPOUT, *DISTRIBUTED_OPTIMIZER, '--dist-ckpt-optim-fully-reshardable'],
     'dp2 async': [*DROPOUT, *DISTRIBUTED_OPTIMIZER, '--async-save', '--async-strategy', 'mcore'],
     'dp2 persistent writer': [
         *DROPOUT,
@@ -129,9 +120,7 @@ def test_resumed_losses_are_the_uninterrupted_ones(
     saving = ['--save', checkpoint, '--save-interval', '3', '--exit-interval', '6']
     whole = run_stock(rank_pool, tmp_path / 'whole', options, iterations(9))
     before = run_stock(rank_pool, tmp_path / 'before', options, iterations(9), saving)
-    after = run_stock(
-        rank_pool, tmp_path / 'after', options, iterations(9), ['--load', checkpoint]
-    )
+    after = run_stock(rank_pool, tmp_path / 'after', options, iterations(9), ['--load', checkpoint])
     for rank in range(2):
         assert before[rank].training + after[rank].training == whole[rank].training
         assert len(after[rank].training) * 2 == len(before[rank].training)
@@ -168,9 +157,7 @@ def test_expert_dispatchers_agree(rank_pool: Pools, tmp_path: Path) -> None:
     """EP 2 through all-to-all and through all-gather trains to the same losses."""
     options = [*NO_DROPOUT, *EXPERTS, *DISTRIBUTED_OPTIMIZER, *iterations(4)]
     losses = {
-        name: run_stock(
-            rank_pool, tmp_path / name, options, ['--moe-token-dispatcher-type', name]
-        )
+        name: run_stock(rank_pool, tmp_path / name, options, ['--moe-token-dispatcher-type', name])
         for name in ('alltoall', 'allgather')
     }
     assert losses['alltoall'][0].training == pytest.approx(
