@@ -124,6 +124,16 @@ def test_new_definitions_keep_their_order() -> None:
     assert grafted(SHAPES, ours) == expected
 
 
+def test_a_new_definition_follows_the_nearest_sibling() -> None:
+    """Where two siblings precede it in our file, it stands behind the second."""
+    ours = "def draw(shape):\n    return 1\n\n\nLIMIT = 20\n\n\ndef new():\n    pass\n"
+    before = "LIMIT = 10\n\n\ndef other():\n    pass\n\n\ndef draw(shape):\n    return 0\n"
+    assert grafted(before, ours) == (
+        "LIMIT = 20\n\n\ndef new():\n    pass\n\n\ndef other():\n    pass\n\n\n"
+        "def draw(shape):\n    return 1\n"
+    )
+
+
 def test_the_first_new_definition_stands_before_the_next_sibling() -> None:
     """A constant that a replaced function needs at its definition comes before it."""
     ours = "STYLE = 'plain'\n\n\ndef draw(shape, style=STYLE):\n    return style\n"
