@@ -43,7 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the job; return the exit code."""
     options = _parser().parse_args(argv)
     folder = RunFolder(options.output.resolve())
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         settings = _prepare(options, folder)
         return _run(settings, folder, options.require)
@@ -204,4 +203,5 @@ def _resume_command(options: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a termination ends the ranks, too
     sys.exit(main())

@@ -91,6 +91,7 @@ def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         member.kill()
                 process.wait()
+                psutil.wait_procs(family, timeout=_GRACE_SECONDS)
 
 
 def _family(pid: int) -> list[psutil.Process]:
