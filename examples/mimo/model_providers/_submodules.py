@@ -11,7 +11,6 @@ from megatron.core.models.vision.vit_layer_specs import (
 )
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.mlp import MLPSubmodules
-
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
 if TYPE_CHECKING:

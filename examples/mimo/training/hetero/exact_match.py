@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch.distributed as dist
+from megatron.training import get_args, get_tensorboard_writer
 
 from examples.mimo.training.hetero.generate import GreedyConfig, GreedyDecoder, PromptDataset
-from megatron.training import get_args, get_tensorboard_writer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

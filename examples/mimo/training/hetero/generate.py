@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_model_config
 
 from examples.mimo.data.lanes import collate, rank_lanes
 from examples.mimo.training.hetero.layout import LANGUAGE
 from examples.mimo.training.hetero.step import ForwardStep
-from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.utils import get_model_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from megatron.core.process_groups_config import ProcessGroupCollection
 
     from examples.mimo.data.lanes import Lane
     from examples.mimo.training.hetero.model import HeteroMimoModel
     from examples.mimo.training.hetero.runtime import HeteroRuntime
     from examples.mimo.training.hetero.step import Batch
-    from megatron.core.process_groups_config import ProcessGroupCollection
 
 
 class PromptDataset(Protocol):

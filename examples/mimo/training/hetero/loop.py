@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from megatron.core.enums import ModelType
+from megatron.training import get_args, pretrain
 from megatron.training.argument_utils import pretrain_cfg_container_from_args
 
 from examples.mimo.data import get_data_provider
@@ -15,7 +16,6 @@ from examples.mimo.training.hetero.model import HeteroMimoConfig
 from examples.mimo.training.hetero.runtime import HeteroRuntime, hetero_runtime
 from examples.mimo.training.hetero.seeds import module_seed_offset, seed_module
 from examples.mimo.training.hetero.step import ForwardStep
-from megatron.training import get_args, pretrain
 
 if TYPE_CHECKING:
     import argparse

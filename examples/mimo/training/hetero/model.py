@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, override
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.mimo import MimoModel
+from megatron.core.models.mimo.config import MimoModelConfig
+from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY
+from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.utils import get_model_config
 from megatron.training.models import ModelConfig
@@ -25,10 +29,6 @@ from megatron.training.models.dist_utils import (
 from examples.mimo.training.hetero.freeze import freeze
 from examples.mimo.training.hetero.grad_sync import GradFinalizer
 from examples.mimo.training.hetero.seeds import module_seed_offset, module_seeded
-from megatron.core.models.mimo import MimoModel
-from megatron.core.models.mimo.config import MimoModelConfig
-from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY
-from megatron.core.transformer.module import Float16Module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -176,21 +176,29 @@ class HeteroMimoBuilder(ModelBuilder[HeteroMimoModel, HeteroMimoConfig]):
     def build_distributed_models(
         self,
         pg_collection: object = None,
+        *,
         ddp_config: DistributedDataParallelConfig | None = None,
-        overlap_param_gather_with_optimizer_step: bool = False,
-        use_megatron_fsdp: bool = False,
-        use_torch_fsdp2: bool = False,
         wrap_with_ddp: bool = True,
-        data_parallel_random_init: bool = False,
         mixed_precision_wrapper: Callable[..., torch.nn.Module] | None = Float16Module,
-        model_type: object = None,
+        **lifecycle: Any,
     ) -> list[HeteroMimoModel]:
         """Build the model and wrap every module of this rank.
 
         Called on every rank by stock ``setup_model_and_optimizer``; collective over each module's
         groups only. Returns a list of one model, as there are no virtual stages.
+
+        Args:
+            pg_collection: not used; the topology holds each module's groups.
+            ddp_config: of which every module gets a copy of its own.
+            wrap_with_ddp: without it a module is not wrapped in data parallelism.
+            mixed_precision_wrapper: encoders get the one that keeps their output in half precision.
+            lifecycle: what Megatron's ``prepare_existing_model_chunks_for_distributed_training``
+                takes besides.
+
+        Raises:
+            ValueError: fully sharded data parallelism is asked for.
         """
-        if use_megatron_fsdp or use_torch_fsdp2:
+        if lifecycle.pop("use_megatron_fsdp", False) or lifecycle.pop("use_torch_fsdp2", False):
             msg = "--use-megatron-fsdp and --use-torch-fsdp2 cannot wrap a MIMO model."
             raise ValueError(msg)
         (model,) = compose_hooks(self._model_config.pre_wrap_hooks)([self.build_model()])
@@ -203,10 +211,9 @@ class HeteroMimoBuilder(ModelBuilder[HeteroMimoModel, HeteroMimoConfig]):
                 get_model_config(module),
                 self._collection(name),
                 ddp_config=dataclasses.replace(ddp_config) if ddp_config is not None else None,
-                overlap_param_gather_with_optimizer_step=overlap_param_gather_with_optimizer_step,
                 wrap_with_ddp=wrap_with_ddp and _trains(module),
-                data_parallel_random_init=data_parallel_random_init,
                 mixed_precision_wrapper=wrapper,
+                **lifecycle,
             )
             model.replace_module(name, wrapped)
         self._install_hooks(model)

@@ -17,10 +17,10 @@ from megatron.core.pipeline_parallel.bridge_communicator import BridgeCommunicat
 from megatron.core.pipeline_parallel.multimodule_communicator import (
     MultiModulePipelineCommunicator,
 )
+from megatron.training import cpu_device
 
 from examples.mimo.training.hetero.layout import LANGUAGE, Layout
 from examples.mimo.training.hetero.topology import Topology, build_topology
-from megatron.training import cpu_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

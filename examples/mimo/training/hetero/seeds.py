@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from megatron.core import tensor_parallel
 from megatron.core.tensor_parallel.random import _fork_rng
 
 from examples.mimo.training.hetero.layout import LANGUAGE, Layout
-from megatron.core import tensor_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.rerun_state_machine import get_rerun_state_machine
-
 from megatron.training import get_args
 
 if TYPE_CHECKING:
