@@ -9,16 +9,11 @@ from tests.unit_tests.helpers import torchrun
 from tests.unit_tests.helpers.distributed import RankPool
 from tests.unit_tests.helpers.process_state import quiet_environment
 from tests.unit_tests.helpers.rank_failures import RankFailedError, RanksTimedOutError
-from tests.unit_tests.helpers.tiers import TierPlugin, add_tier_option, chosen_tiers
+from tests.unit_tests.helpers.tiers import TierPlugin, chosen_tiers
 from tools.patch_series import installed
 
 MISMATCH_EXIT = 3
 RANK_ERRORS = (RankFailedError, RanksTimedOutError)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--tier``."""
-    add_tier_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:

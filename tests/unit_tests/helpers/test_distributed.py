@@ -242,7 +242,16 @@ def run_under_torchrun(folder: Path, body: str, ranks: int) -> subprocess.Comple
     file = folder / "test_inner.py"
     file.write_text(body)
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-    command += ["--standalone", "-m", "pytest", "-p", "tests.unit_tests.conftest", "-rs"]
+    command += [
+        "--standalone",
+        "-m",
+        "pytest",
+        "-p",
+        "tests.conftest",
+        "-p",
+        "tests.unit_tests.conftest",
+        "-rs",
+    ]
     command += ["-o", "addopts=", "-p", "no:cacheprovider", "--rootdir", str(folder), str(file)]
     environment = {
         **os.environ,

@@ -23,7 +23,16 @@ def run_suite(
     (folder / "test_suite.py").write_text("import pytest\n" + body)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, str(ROOT)]))}
     environment.pop("TORCHELASTIC_RUN_ID", None)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.unit_tests.conftest", "-rs"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.conftest",
+        "-p",
+        "tests.unit_tests.conftest",
+        "-rs",
+    ]
     command += ["-p", "no:cacheprovider", "--rootdir", str(folder), *arguments]
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -78,3 +87,11 @@ def test_another_megatron_is_refused(tmp_path: Path) -> None:
     assert finished.returncode == 3
     assert "Mend it: make install" in finished.stdout + finished.stderr
     assert "passed" not in finished.stdout
+
+
+def test_tiers_can_be_chosen_without_naming_a_folder() -> None:
+    """``pytest --tier 2`` at the root, as ``make test-gpu`` calls it, knows the option."""
+    command = [sys.executable, "-m", "pytest", "--tier", "2", "--help"]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert "--tier={0,1,2}" in finished.stdout

@@ -1,8 +1,8 @@
 """The three tiers: which tests run where, and that a tier never vanishes in silence.
 
 Every test names its tier, usually for its whole file: ``pytestmark = pytest.mark.tier0``. A run
-takes tiers 0 and 1, or those given with ``--tier``; tests of the others are skipped in sight. A run
-of the whole suite in which a chosen tier ran no test fails.
+takes tiers 0 and 1 and skips tier 2 in sight, or it takes just the tiers given with ``--tier``. A
+run of the whole suite in which a chosen tier ran no test fails.
 """
 
 import shutil
@@ -70,18 +70,22 @@ class TierPlugin:
         self.skipped: Counter[int] = Counter()
         self.is_whole_run = _is_whole_run(config)
 
-    def pytest_collection_modifyitems(self, items: Sequence[pytest.Item]) -> None:
-        """Mark the tests that this run does not take."""
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out what was not chosen by hand, and mark what this machine cannot run."""
         for item in items:
-            self.tiers[item.nodeid] = tier = tier_of(item)
-            reason = self._reason_to_skip(item, tier)
+            self.tiers[item.nodeid] = tier_of(item)
+        if self.config.getoption("--tier"):
+            others = [item for item in items if self.tiers[item.nodeid] not in self.chosen]
+            items[:] = [item for item in items if self.tiers[item.nodeid] in self.chosen]
+            self.config.hook.pytest_deselected(items=others)
+        for item in items:
+            reason = self._reason_to_skip(item, self.tiers[item.nodeid])
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
     def _reason_to_skip(self, item: pytest.Item, tier: int) -> str:
         if tier not in self.chosen:
-            how = "make test-gpu" if tier not in WITHOUT_GPU else f"--tier {tier}"
-            return f"tier {tier} was not asked for; run it with: {how}"
+            return f"tier {tier} was not asked for; run it with: make test-gpu"
         if tier not in WITHOUT_GPU:
             marker = item.get_closest_marker(f"tier{tier}")
             needed = marker.kwargs.get("gpus", 1) if marker else 1
@@ -116,7 +120,8 @@ class TierPlugin:
         """Say for each tier how many tests ran and how many were skipped."""
         if self.config.option.collectonly:
             return
-        for tier in TIERS:
+        given_by_hand = self.config.getoption("--tier")
+        for tier in self.chosen if given_by_hand else TIERS:
             counts = f"{self.ran[tier]} ran, {self.skipped[tier]} skipped"
             terminalreporter.write_line(f"tier {tier}: {counts}")
         if self.is_whole_run:
