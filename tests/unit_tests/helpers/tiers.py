@@ -8,7 +8,6 @@ run of the whole suite in which a chosen tier ran no test fails.
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
 from functools import cache
 
 import pytest
