@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 
 from examples.mimo.data.digits import DigitsDataset
 from examples.mimo.digits import __main__ as job
+from examples.mimo.digits.launch import LaunchError
 from examples.mimo.digits.log_lines import (
+    Event,
     ExactMatch,
     History,
     Loaded,
@@ -262,6 +265,53 @@ def test_answers_of_another_iteration_are_refused(tmp_path: Path) -> None:
     assert report.read_answers(path, 4) == ["no"]
     with pytest.raises(ValueError, match=r"iteration 4, not of 8"):
         report.read_answers(path, 8)
+
+
+@pytest.mark.parametrize(
+    ('require', 'code'), [([], 0), (["--require", "0.9"], 0), (["--require", "0.91"], 1)]
+)
+def test_require_decides_the_exit_code(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    require: list[str],
+    code: int,
+) -> None:
+    """A run that reaches less than is required fails, with both numbers."""
+
+    def reach_the_end(settings: Settings, *others: object) -> None:
+        """Stand in for the training processes."""
+        others[-1].add(Saved(iteration=settings.iterations))
+
+    monkeypatch.setattr(job, "_launch_once", reach_the_end)
+    monkeypatch.setattr(job, "_report", lambda *_: 0.9)
+    assert job.main(["--output", str(tmp_path / "run"), *require]) == code
+    assert ("exact match 0.900 is below --require 0.91" in capsys.readouterr().err) == bool(code)
+
+
+@pytest.mark.parametrize(
+    ('events', 'sentence'),
+    [
+        ([Loaded(iteration=2), Saved(iteration=3)], "left after iteration 3, not after 4"),
+        ([Saved(iteration=4)], "did not resume from the checkpoint of iteration 2"),
+        ([Loaded(iteration=0), Saved(iteration=4)], "did not resume from the checkpoint"),
+    ],
+)
+def test_a_launch_that_does_not_do_its_half_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Event], sentence: str
+) -> None:
+    """The job notices when processes leave too early, or start anew where they should resume."""
+
+    def say_so(_command: list[str], _log: Path, show: Callable[[Event], None]) -> None:
+        """Stand in for the training processes."""
+        for event in events:
+            show(event)
+
+    monkeypatch.setattr(job, "launch", say_so)
+    settings = Settings(iterations=4, evaluations=1)
+    folder = RunFolder(tmp_path)
+    with pytest.raises(LaunchError, match=sentence):
+        job._launch_once(settings, folder, [], History(saved=2))
 
 
 def test_resume_command_names_the_folder() -> None:
