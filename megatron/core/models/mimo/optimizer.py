@@ -1,14 +1,22 @@
 """Optimizers of the modules that train."""
 
+from copy import deepcopy
 from typing import Optional
 
 import torch
 
+from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.distributed import DistributedDataParallel
+from megatron.core.hyper_comm_grid import HyperCommGrid
 from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY
-from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.models.mimo.optimizer import (
+    ModuleOptimizerInfo,
+    _get_pg_collection_for_optimizer,
+)
+from megatron.core.optimizer.optimizer import FP32Optimizer, MegatronOptimizer
 from megatron.core.optimizer.optimizer_config import OptimizerConfig
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
 
 
 class MimoOptimizer(MegatronOptimizer):
@@ -23,15 +31,67 @@ class MimoOptimizer(MegatronOptimizer):
         clipping scales its gradients as without MIMO.
         """
         names = sorted(self.module_infos)
-        squares = torch.zeros(
-            len(names), dtype=torch.float64, device=torch.cuda.current_device()
-        )
+        squares = torch.zeros(len(names), dtype=torch.float64, device=torch.cuda.current_device())
         for index, name in enumerate(names):
             info = self.module_infos[name]
             if info.is_active and info.optimizer is not None:
                 squares[index] = (info.optimizer.get_grad_norm() or 0.0) ** 2
         torch.distributed.all_reduce(squares, op=torch.distributed.ReduceOp.MAX)
         return squares.sum().sqrt().item()
+
+
+def _extract_param_groups(sub_sd, module_name, suffix, replica_id):
+    """Save: move the parameter groups, with the common step, into a ShardedObject.
+
+    Both are plain values. Left where they are, they would be common state, of which only global
+    rank 0 writes its own.
+    """
+    # In full precision torch's state dictionary is the whole of it, else it is one entry.
+    torch_part = sub_sd if 'param_groups' in sub_sd else sub_sd.get('optimizer')
+    if not isinstance(torch_part, dict) or 'param_groups' not in torch_part:
+        return
+    groups = deepcopy(torch_part.pop('param_groups'))
+    step = torch_part.get('state', {}).pop('common_step', None)
+    for group in groups:
+        group['params'] = []
+        if step is not None:
+            group['common_step'] = step
+    if not torch_part:
+        del sub_sd['optimizer']
+    sub_sd[f'_mimo_param_groups{suffix}'] = ShardedObject(
+        f'optimizer.mimo.{module_name}{suffix}.param_groups',
+        groups,
+        (1,),
+        (0,),
+        replica_id=replica_id,
+    )
+
+
+def _restore_param_groups(sub_sd, inner_optimizer, module_name):
+    """Load: put the parameter groups and the common step back where the optimizer reads them.
+
+    Raises:
+        ValueError: when the checkpoint has another number of groups.
+    """
+    key = next((key for key in sub_sd if key.startswith('_mimo_param_groups')), None)
+    if key is None:
+        return
+    loaded = sub_sd.pop(key)
+    current = inner_optimizer.optimizer.state_dict()['param_groups']
+    if len(loaded) != len(current):
+        raise ValueError(
+            f"optimizer of module '{module_name}': the checkpoint has {len(loaded)} parameter "
+            f"groups, this run {len(current)}"
+        )
+    steps = [group.pop('common_step', None) for group in loaded]
+    for group, own in zip(loaded, current, strict=True):
+        group['params'] = own['params']
+    (inner_optimizer,) = getattr(inner_optimizer, 'chained_optimizers', [inner_optimizer])
+    is_whole = isinstance(inner_optimizer, FP32Optimizer)
+    torch_part = sub_sd if is_whole else sub_sd.setdefault('optimizer', {})
+    torch_part['param_groups'] = loaded
+    if steps and steps[0] is not None:
+        torch_part['state']['common_step'] = steps[0]
 
 
 def _get_replica_id(pg_collection: Optional[ProcessGroupCollection]) -> tuple:
@@ -48,7 +108,7 @@ def _get_replica_id(pg_collection: Optional[ProcessGroupCollection]) -> tuple:
 
 
 def _module_optimizer_info(
-    mimo_model: "MimoModel", name: str, grid: "HyperCommGrid", config: OptimizerConfig
+    mimo_model: MegatronModule, name: str, grid: HyperCommGrid, config: OptimizerConfig
 ) -> ModuleOptimizerInfo:
     """Build the optimizer of one module on this rank, if the rank hosts it and it trains.
 
@@ -83,7 +143,7 @@ def _module_optimizer_info(
     return info
 
 
-def get_mimo_optimizer(mimo_model: "MimoModel", config: OptimizerConfig) -> MimoOptimizer:
+def get_mimo_optimizer(mimo_model: MegatronModule, config: OptimizerConfig) -> MimoOptimizer:
     """Create the optimizer of a MIMO model: one per module that trains on this rank.
 
     Called on every rank; collective over each module's ranks.
