@@ -1,0 +1,1 @@
+"""Tests of what a heterogeneous run is made of."""
