@@ -155,13 +155,14 @@ def test_every_shard_has_one_writer(case: tuple[str, list[RankReport]]) -> None:
 
 
 def test_modules_have_keys_of_their_own(case: tuple[str, list[RankReport]]) -> None:
-    """Keys of model and optimizer name the module, a frozen one has no optimizer state."""
+    """Keys name the module and not its wrappers, a frozen one has no optimizer state."""
     name, reports = case
     hosted = {"language"} if "language only" in name else {"language", "vision"}
     keys = {
         part: {key for r in reports for key, _ in r.shards[part]} for part in ("model", "optimizer")
     }
     marks = {"language": "language_model.", "vision": "modality_submodules.vision."}
+    assert not [key for key in keys["model"] if "module." in key]  # how it is wrapped
     trained = hosted - ({"vision"} if name == "frozen encoder" else set())
     for module, mark in marks.items():
         assert any(key.startswith(mark) for key in keys["model"]) == (module in hosted)

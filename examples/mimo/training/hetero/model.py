@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, override
 
 import torch
+from megatron.core.dist_checkpointing.utils import apply_prefix_mapping
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.mimo import MimoModel
 from megatron.core.models.mimo.config import MimoModelConfig
@@ -124,6 +125,31 @@ class HeteroMimoModel(MimoModel):
         if self.language_model is not None:
             modules[MIMO_LANGUAGE_MODULE_KEY] = self.language_model
         return modules
+
+    @override
+    def sharded_state_dict(
+        self,
+        prefix: str = "",
+        sharded_offsets: tuple[Any, ...] = (),
+        metadata: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Describe the modules of this rank under keys that do not tell how they are wrapped.
+
+        Called on every rank; not collective. A frozen module has no data-parallel wrapper and a
+        full-precision one no half-precision wrapper, each of which adds ``module.`` to the keys: a
+        module could not be frozen, or trained in another precision, from its checkpoint.
+        """
+        state = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        bare = {}
+        for name, module in self.modules_by_name().items():
+            is_language = name == MIMO_LANGUAGE_MODULE_KEY
+            own = prefix + ("language_model." if is_language else f"modality_submodules.{name}.")
+            wrapped, inner = own, module
+            while isinstance(inner, DistributedDataParallel | Float16Module):
+                wrapped, inner = f"{wrapped}module.", inner.module
+            bare[wrapped] = own
+        apply_prefix_mapping(state, bare)
+        return state
 
     def replace_module(self, name: str, module: torch.nn.Module) -> None:
         """Put a wrapped module in the place of the bare one."""
