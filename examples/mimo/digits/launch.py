@@ -65,10 +65,7 @@ def launch(command: Sequence[str], log: Path, show: Callable[[Event], None]) -> 
 
 def _environment() -> dict[str, str]:
     """Environment of the training processes: one thread each, since they share a few cores."""
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-    }
+    return {"OMP_NUM_THREADS": "1", **os.environ}
 
 
 @contextlib.contextmanager
