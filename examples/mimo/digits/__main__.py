@@ -117,6 +117,8 @@ def _run(settings: Settings, folder: RunFolder, require: float | None) -> int:
     print(_headline(settings), flush=True)
     history = History.from_logs(folder.logs())
     command = train_command(settings, folder)
+    if history.saved >= settings.iterations:
+        print("the run is complete; only its report is written again")
     while history.saved < settings.iterations:
         _launch_once(settings, folder, command, history)
     seconds = time.monotonic() - begun
@@ -178,7 +180,7 @@ def _report(settings: Settings, folder: RunFolder, history: History, seconds: fl
     report.write_results(
         folder.path / "results.json",
         history,
-        {"iterations": settings.iterations, "seconds": round(seconds, 1)},
+        {"iterations": settings.iterations, "seconds_of_last_call": round(seconds, 1)},
     )
     print(f"loss curve:   {_short(folder.path / 'loss.png')}")
     print(f"examples:     {_short(folder.path / 'examples.png')}")

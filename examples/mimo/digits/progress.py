@@ -90,6 +90,8 @@ class Progress:
     def _show_step(self, step: Step) -> None:
         if not self._ready:
             self._ready = True
+            if self._bar is not None:
+                self._bar.unpause()  # the rate is that of the training alone
             self.say(f"  first iterations after {time.monotonic() - self._begun:.0f} s")
         if self._bar is not None:
             if self._bar.desc.startswith("starting"):

@@ -145,9 +145,9 @@ def draw_curves(path: Path, history: History) -> None:
     for axes in (loss, match, rate):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        for restart in history.resumed:
+        for restart in sorted(set(history.resumed)):
             axes.axvline(restart, color=_FAINT, linestyle="--", linewidth=1)
-    for restart in history.resumed:
+    for restart in sorted(set(history.resumed)):
         loss.annotate(
             " stopped and resumed",
             (restart, 0.97),
