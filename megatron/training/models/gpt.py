@@ -3,6 +3,7 @@
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.training.models.gpt import GPTModelConfig, default_layer_spec
 
 
 def _default_layer_spec_of_stage(

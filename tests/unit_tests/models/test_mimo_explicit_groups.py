@@ -41,6 +41,13 @@ CASES = {
             "--untie-embeddings-and-output-weights",
         ),
     ),
+    "experts, distributed optimizer": (
+        3,
+        (
+            *("--module", "vision", "--module", "language:dp=2,ep=2", *DISTRIBUTED),
+            *("--num-experts", "4", "--moe-token-dispatcher-type", "alltoall"),
+        ),
+    ),
     "frozen encoder": (2, ("--module", "vision", "--module", "language", "--freeze", "vision")),
 }
 

@@ -77,10 +77,9 @@ def add_hetero_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
     )
     group.add_argument(
         "--device",
-        choices=("auto", "cpu", "gpu"),
-        type=_device,
         default="auto",
-        help="cpu runs Megatron on CPU with gloo; auto takes the GPU where one is present",
+        help="cpu runs Megatron on CPU with gloo, gpu (or torch's own name for it) on GPUs with "
+        "NCCL; auto takes the GPU where one is present",
     )
     group.add_argument(
         "--dry-run",
@@ -159,11 +158,6 @@ def check_batch(args: argparse.Namespace, layout: Layout) -> None:
             layout.samples_per_lane(
                 grid.name, args.eval_micro_batch_size, "--eval-micro-batch-size"
             )
-
-
-def _device(value: str) -> str:
-    """Accept torch's own name for a GPU as well."""
-    return "gpu" if value == "cuda" else value
 
 
 def _world_size(options: argparse.Namespace) -> int:

@@ -14,22 +14,27 @@ def select_device(choice: str, argv: list[str]) -> list[str]:
     chosen for the user is said in one line by rank 0.
 
     Args:
-        choice: ``cpu``, ``gpu`` or ``auto``.
+        choice: ``cpu``, ``auto``, or a GPU as ``gpu`` or by torch's name for this accelerator.
         argv: the stock flags so far; the user's own win over the ones added.
 
     Raises:
-        LayoutError: a GPU is asked for and there is none.
+        LayoutError: a GPU is asked for and there is none, or the device is unknown.
     """
     import torch
     from megatron.training import cpu_device
 
     from examples.mimo.training.hetero.layout import LayoutError
 
-    present = torch.accelerator.is_available() and not cpu_device.is_enabled()
-    if choice == "gpu" and not present:
-        msg = "--device gpu: this machine has no GPU that torch can use; try --device cpu."
+    accelerator = torch.accelerator.current_accelerator()  # also where none is present
+    gpu_names = ("gpu", accelerator.type if accelerator is not None else "gpu")
+    if choice not in ("auto", "cpu", *gpu_names):
+        msg = f"--device {choice}: no such device; there are auto, cpu and gpu."
         raise LayoutError(msg)
-    if choice == "gpu" or (choice == "auto" and present):
+    present = torch.accelerator.is_available() and not cpu_device.is_enabled()
+    if choice in gpu_names and not present:
+        msg = f"--device {choice}: this machine has no GPU that torch can use; try --device cpu."
+        raise LayoutError(msg)
+    if choice in gpu_names or (choice == "auto" and present):
         return _add_local_layers(argv)
     if choice == "auto":
         _announce("no GPU here: running on CPU with gloo (--device cpu)")
@@ -44,7 +49,9 @@ def _add_local_layers(argv: list[str]) -> list[str]:
     chosen = "--transformer-impl" in argv
     if chosen or importlib.util.find_spec("transformer_engine") is not None:
         return argv
-    _announce("no Transformer Engine here: using Megatron's local layers (--transformer-impl local)")
+    _announce(
+        "no Transformer Engine here: using Megatron's local layers (--transformer-impl local)"
+    )
     wanted = [a for a in cpu_device.CPU_ARGUMENTS if a.flag != "--distributed-backend"]
     return [*argv, *(word for a in wanted if a.flag not in argv for word in a.tokens)]
 

@@ -1,0 +1,1 @@
+"""Tests of the training of MIMO models on rank grids of their own."""

@@ -1,10 +1,17 @@
 """Training runs of a MIMO model in several layouts, compared exactly."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
+from tests.unit_tests.helpers.distributed import RankPool
 from tests.unit_tests.helpers.mimo_runs import NO_DROPOUT, Run, train_mimo, train_stock_gpt
 
 pytestmark = pytest.mark.tier1
+
+Pools = Callable[[int], RankPool]
+Reference = tuple[tuple[str, ...], list[float]]
 
 
 def losses_of(runs: list[Run]) -> list[float]:
@@ -22,7 +29,7 @@ LAYOUTS = {
 
 
 @pytest.fixture(scope='module')
-def reference(rank_pool, tmp_path_factory):
+def reference(rank_pool: Pools, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """Initial weights from one step on two ranks, and five steps on from them."""
     folder = str(tmp_path_factory.mktemp('weights'))
     start = ("--train-iters", "1", "--save", folder, *NO_DROPOUT, *ONE_EACH)
@@ -32,7 +39,7 @@ def reference(rank_pool, tmp_path_factory):
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
-def test_layouts_agree(rank_pool, reference, layout):
+def test_layouts_agree(rank_pool: Pools, reference: Reference, layout: str) -> None:
     """The same weights and data give the same losses in every layout within fp32 rounding."""
     arguments, expected = reference
     world_size, modules = LAYOUTS[layout]
@@ -50,7 +57,7 @@ PRECISIONS = {
 
 @pytest.mark.parametrize('precision', PRECISIONS)
 @pytest.mark.parametrize('sizes', ["tp=2", "tp=1,dp=2", "pp=2"])
-def test_language_only_equals_stock_gpt(rank_pool, sizes, precision):
+def test_language_only_equals_stock_gpt(rank_pool: Pools, sizes: str, precision: str) -> None:
     """Without encoders, 20 iterations give the losses and weights of a stock GPT bit for bit."""
     arguments = ("--train-iters", "20", "--mock-text-only", *NO_DROPOUT, *PRECISIONS[precision])
     modules = ("--module", f"language:{sizes}")
@@ -69,7 +76,7 @@ RESUMED = {
 
 
 @pytest.mark.parametrize('layout', RESUMED)
-def test_resume_is_exact(rank_pool, tmp_path, layout):
+def test_resume_is_exact(rank_pool: Pools, tmp_path: Path, layout: str) -> None:
     """A run that stops half way and resumes equals one that never stopped, with dropout on."""
     world_size, modules = RESUMED[layout]
     arguments = ("--train-iters", "6", "--use-distributed-optimizer", *modules)
@@ -86,7 +93,7 @@ def test_resume_is_exact(rank_pool, tmp_path, layout):
 
 
 @pytest.mark.parametrize('frozen', ["vision", "vision.encoder", "language.embedding"])
-def test_frozen_parts_stay(rank_pool, frozen):
+def test_frozen_parts_stay(rank_pool: Pools, frozen: str) -> None:
     """What is frozen keeps its weights while the rest trains."""
     modules = ("--module", "vision:dp=2", "--module", "language:tp=2")
     runs = [
@@ -101,7 +108,7 @@ def test_frozen_parts_stay(rank_pool, frozen):
     assert moved == {"vision": frozen != "vision", "language": True}
 
 
-def test_evaluation_changes_nothing(rank_pool):
+def test_evaluation_changes_nothing(rank_pool: Pools) -> None:
     """Evaluating between steps leaves the training losses and weights as they are."""
     modules = ("--train-iters", "4", "--module", "vision:dp=2", "--module", "language:tp=2")
     plain = rank_pool(4).run(train_mimo, modules)

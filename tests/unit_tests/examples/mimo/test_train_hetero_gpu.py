@@ -1,9 +1,11 @@
 """Training runs of a MIMO model on two GPUs over NCCL."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.unit_tests.helpers.distributed import run_ranks
-from tests.unit_tests.helpers.mimo_runs import NO_DROPOUT, train_mimo, train_stock_gpt
+from tests.unit_tests.helpers.mimo_runs import NO_DROPOUT, Run, train_mimo, train_stock_gpt
 
 pytestmark = pytest.mark.tier2(gpus=2)
 
@@ -20,19 +22,19 @@ ENVIRONMENT = {
 
 
 @pytest.fixture(autouse=True)
-def deterministic(monkeypatch):
+def deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set what Megatron's deterministic mode asks for; the ranks inherit it."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
-def test_resume_is_exact(tmp_path, layout):
+def test_resume_is_exact(tmp_path: Path, layout: str) -> None:
     """A run that stops half way and resumes equals one that never stopped, with dropout on."""
     arguments = ("--train-iters", "6", *DETERMINISTIC, *LAYOUTS[layout])
     saved = (*arguments, "--save", str(tmp_path / 'saved'), "--load", str(tmp_path / 'saved'))
 
-    def run(*extra):
+    def run(*extra: str) -> list[Run]:
         return run_ranks(train_mimo, 2, (*extra,), tmp_path=tmp_path, backend='nccl', timeout=240)
 
     whole, first, second = run(*arguments), run(*saved, "--exit-interval", "3"), run(*saved)
@@ -43,7 +45,7 @@ def test_resume_is_exact(tmp_path, layout):
     assert len(whole[-1].losses) == 12
 
 
-def test_language_only_equals_stock_gpt(tmp_path):
+def test_language_only_equals_stock_gpt(tmp_path: Path) -> None:
     """Without encoders, 20 iterations give the losses and weights of a stock GPT bit for bit."""
     arguments = ("--train-iters", "20", "--mock-text-only", *NO_DROPOUT, *DETERMINISTIC)
     modules = ("--module", "language:tp=2")

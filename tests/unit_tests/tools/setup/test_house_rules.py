@@ -39,7 +39,7 @@ BREAKING = [
 ]
 
 KEEPING = [
-    (no_machine_in_the_tree, "a.md", "a/home/b, ~/work, https://example.com/work/x and /dev/null"),
+    (no_machine_in_the_tree, "a.md", "a/home/b, ~/work, https://example.com/mnt/x and /dev/null"),
     (files_and_functions_are_short, "a.py", "x = 1\n" * MAX_LINES),
     (files_and_functions_are_short, "README.md", "text\n" * (MAX_LINES + 1)),
     (

@@ -12,6 +12,7 @@ from examples.mimo.training.hetero.args import (
     parse_hetero_arguments,
     restore_world_size,
 )
+from examples.mimo.training.hetero.device import select_device
 from examples.mimo.training.hetero.layout import Layout, LayoutError
 
 pytestmark = pytest.mark.tier0
@@ -57,18 +58,19 @@ def test_configuration_is_frozen() -> None:
         config.device = "gpu"
 
 
-@pytest.mark.parametrize(("given", "means"), [("cpu", "cpu"), ("gpu", "gpu"), ("cuda", "gpu")])
-def test_device(given: str, means: str) -> None:
-    """The GPU also goes by torch's name."""
-    assert parse_hetero_arguments(["--module", "language", "--device", given])[0].device == means
+@pytest.mark.parametrize("device", ["auto", "cpu", "gpu"])
+def test_device(device: str) -> None:
+    """The device is the one asked for."""
+    config, _ = parse_hetero_arguments(["--module", "language", "--device", device])
+    assert config.device == device
 
 
-def test_unknown_device(capsys: pytest.CaptureFixture[str]) -> None:
-    """A device that there is not is refused, not taken for the GPU."""
-    with pytest.raises(SystemExit) as end:
-        parse_hetero_arguments(["--module", "language", "--device", "tpu"])
-    assert end.value.code == 2
-    assert "'tpu'" in capsys.readouterr().err
+@pytest.mark.parametrize("device", ["gpu", "tpu"])
+def test_missing_device(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that there is not is refused in one sentence, not taken for another."""
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    with pytest.raises(LayoutError, match=f"--device {device}: "):
+        select_device(device, [])
 
 
 def test_abbreviations_are_not_ours() -> None:
