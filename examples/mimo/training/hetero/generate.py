@@ -182,7 +182,7 @@ class GreedyDecoder:
 
         def choose(logits: torch.Tensor, *, non_loss_data: bool) -> torch.Tensor:
             assert non_loss_data, "decoding has no loss"
-            return self._best_local(logits[torch.arange(len(last)), last])
+            return self._best_local(logits[torch.arange(len(last), device=last.device), last])
 
         return output, choose
 
@@ -210,7 +210,7 @@ class GreedyDecoder:
             dist.all_gather(shards, best.contiguous(), group=language.tp)
             stacked = torch.stack(shards)
             winner = stacked[..., 0].argmax(dim=0)  # the first of equals, so the lowest shard
-            tokens = stacked[winner, torch.arange(count), 1].long()
+            tokens = stacked[winner, torch.arange(count, device=winner.device), 1].long()
         if language.pp.size() > 1:
             last = dist.get_global_rank(language.pp, language.pp.size() - 1)
             dist.broadcast(tokens, src=last, group=language.pp)
