@@ -12,6 +12,7 @@ import contextlib
 import io
 import logging
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -46,6 +47,7 @@ def main() -> None:
         config, stock_argv = parse_hetero_arguments(sys.argv[1:])
         args = prepare(config, stock_argv)
         if config.dry_run:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--dry-run | head` ends quietly
             from examples.mimo.training.hetero.dry_run import (
                 print_plan,
             )

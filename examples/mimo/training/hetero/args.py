@@ -127,6 +127,7 @@ def apply_layout(args: argparse.Namespace, layout: Layout) -> None:
     language = layout.language
     for key, name in _STOCK_SIZES.items():
         setattr(args, name, getattr(language, key))
+    args.module_layout = layout.record()
     args.world_size = language.size
     args.calculate_per_token_loss = True
     if args.save and args.save_interval is None:

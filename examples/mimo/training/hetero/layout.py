@@ -149,6 +149,14 @@ class Layout:
         """Grid of a module by name."""
         return next(grid for grid in self.grids if grid.name == name)
 
+    def record(self) -> dict[str, dict[str, int]]:
+        """Sizes and offset of every grid as plain values, in the order of the options.
+
+        A checkpoint keeps it (``args.module_layout``), so that a later run knows of each module
+        what it was saved under.
+        """
+        return {grid.name: {key: getattr(grid, key) for key in _KEYS} for grid in self.grids}
+
     def modules_of(self, rank: int) -> tuple[str, ...]:
         """Names of the modules that a rank hosts."""
         return tuple(grid.name for grid in self.grids if rank in grid.ranks)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -202,3 +203,17 @@ def test_errors_found_with_megatron() -> None:
         assert_refused(*answer, sentence)
     assert good[0] == 0
     assert len(rows(good[1])) == 4
+
+
+def test_plan_into_a_closed_pipe() -> None:
+    """A reader that has seen enough, such as `head`, ends the command without a traceback."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "examples.mimo.train_hetero", *PLAN],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == -signal.SIGPIPE

@@ -175,6 +175,7 @@ def test_stock_namespace_describes_the_language_module() -> None:
     assert args.expert_tensor_parallel_size == 1
     assert args.world_size == layout.language.size == 6
     assert args.calculate_per_token_loss is True
+    assert args.module_layout == layout.record()
     restore_world_size(args, layout)
     assert args.world_size == 8
 

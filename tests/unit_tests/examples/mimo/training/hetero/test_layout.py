@@ -1,5 +1,6 @@
 """The layout of modules over ranks: placement, coordinates, and what is refused."""
 
+import json
 from itertools import product
 from typing import Any
 
@@ -89,6 +90,15 @@ def test_ranks_know_their_modules() -> None:
     assert [shared.modules_of(rank) for rank in range(2)] == [("vision", "language")] * 2
     assert shared.colocated
     assert [grid.name for grid in shared.encoders] == ["vision"]
+
+
+def test_record_rebuilds_the_layout() -> None:
+    """What a checkpoint keeps of a layout says everything about it, as plain values."""
+    layout = Layout.from_options(["vision:dp=2,tp=2", "language:tp=2,pp=2,ep=1"], 8)
+    record = json.loads(json.dumps(layout.record()))
+    assert list(record) == ["vision", "language"]
+    grids = tuple(ModuleGrid(name=name, **sizes) for name, sizes in record.items())
+    assert Layout(grids=grids, world_size=8) == layout
 
 
 def test_samples_per_lane() -> None:
