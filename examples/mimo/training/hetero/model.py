@@ -64,6 +64,7 @@ class HeteroMimoModel(MimoModel):
         pg_collection: groups of the module that speaks for this rank; the stock loop, logging and
             checkpointing read them.
         rng_state_key_prefix: namespace of this rank's random state in a checkpoint, one per module.
+        seed_offset: what that module adds to ``--seed``; restarting its streams at a load needs it.
     """
 
     def __init__(self, config: HeteroMimoConfig) -> None:
@@ -89,6 +90,7 @@ class HeteroMimoModel(MimoModel):
         )
         self.pg_collection = topology.collections[topology.primary]
         self.rng_state_key_prefix = f"{topology.primary}."
+        self.seed_offset = module_seed_offset(topology.layout, topology.primary)
 
     def _initialize_submodules(self) -> None:
         """Build each encoder of this rank from its spec, seeded for itself."""
