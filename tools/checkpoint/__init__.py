@@ -1,0 +1,1 @@
+"""Looks inside Megatron's distributed checkpoints, without ranks and without GPUs."""
