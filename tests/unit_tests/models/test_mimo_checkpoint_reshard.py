@@ -1,0 +1,166 @@
+"""Checkpoints that are saved under one layout and loaded under another, module by module."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.unit_tests.helpers.checkpoint_values import Values, assembled, equal_bits, values_of
+from tests.unit_tests.helpers.distributed import RankPool
+from tests.unit_tests.helpers.mimo_models import with_built
+from tests.unit_tests.helpers.mimo_runs import train_mimo
+
+pytestmark = pytest.mark.tier1
+
+Pools = Callable[[int], RankPool]
+BF16 = ("--bf16", "--use-distributed-optimizer")
+FULLY = ("--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable")
+GATED = ("--swiglu",)
+EXPERTS = (
+    *("--num-experts", "4", "--moe-token-dispatcher-type", "alltoall"),
+    *("--swiglu", "--disable-bias-linear"),  # what local layers can train
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two layouts, as ranks and the modules' options, and what they have in common."""
+
+    saved: tuple[int, str]
+    loaded: tuple[int, str]
+    options: tuple[str, ...]
+
+
+PAIRS = {
+    "4 to 3 ranks": Pair(
+        saved=(4, "vision:dp=2 language:tp=2"),
+        loaded=(3, "vision language:pp=2"),
+        options=("--bf16", *FULLY),
+    ),
+    "3 to 4 ranks": Pair(
+        saved=(3, "vision language:dp=2"),
+        loaded=(4, "vision:tp=2 language:pp=2"),
+        options=("--bf16", *FULLY),
+    ),
+    "vision TP 2 to 1, language PP 2 to TP 2": Pair(
+        saved=(4, "vision:tp=2 language:pp=2"), loaded=(3, "vision language:tp=2"), options=FULLY
+    ),
+    "disjoint to colocated": Pair(
+        saved=(4, "vision:dp=2 language:tp=2"),
+        loaded=(2, "vision:tp=2,colocated language:tp=2"),
+        options=("--bf16", *FULLY),
+    ),
+    "colocated to disjoint": Pair(
+        saved=(2, "vision:tp=2,colocated language:dp=2"),
+        loaded=(3, "vision language:pp=2"),
+        options=FULLY,
+    ),
+    "experts EP 2 to 1": Pair(
+        saved=(3, "vision language:dp=2,ep=2"),
+        loaded=(2, "vision language"),
+        options=("--bf16", *FULLY, *EXPERTS),
+    ),
+    "tied embeddings PP 2 to 1": Pair(
+        saved=(2, "language:pp=2"),
+        loaded=(1, "language"),
+        options=("--bf16", *FULLY, "--mock-text-only"),
+    ),
+    "gated MLP, TP 2 to DP 2": Pair(
+        saved=(3, "vision language:tp=2"),
+        loaded=(3, "vision language:dp=2"),
+        options=("--bf16", *FULLY, *GATED),
+    ),
+    "default format, DP 2 to 1": Pair(
+        saved=(3, "vision language:dp=2"), loaded=(2, "vision language"), options=BF16
+    ),
+    "default format, DP 1 to 2 on other ranks": Pair(
+        saved=(2, "vision language"),
+        loaded=(4, "vision:dp=2 language:dp=2"),
+        options=("--use-distributed-optimizer",),
+    ),
+    "default format, disjoint to colocated": Pair(
+        saved=(3, "vision language:dp=2"),
+        loaded=(2, "vision:dp=2,colocated language:dp=2"),
+        options=BF16,
+    ),
+    "plain bf16, 4 to 3 ranks": Pair(
+        saved=(4, "vision:dp=2 language:tp=2"),
+        loaded=(3, "vision language:pp=2"),
+        options=("--bf16",),
+    ),
+    "plain fp32, colocated to disjoint": Pair(
+        saved=(2, "vision:tp=2,colocated language:tp=2"),
+        loaded=(3, "vision language:pp=2"),
+        options=(),
+    ),
+    "plain bf16 experts EP 2 to 1": Pair(
+        saved=(3, "vision language:dp=2,ep=2"),
+        loaded=(2, "vision language"),
+        options=("--bf16", *EXPERTS),
+    ),
+}
+
+
+def arguments_of(layout: str) -> tuple[str, ...]:
+    """Options of a layout that is written in words."""
+    return tuple(text for module in layout.split() for text in ("--module", module))
+
+
+@pytest.fixture(scope='module')
+def checkpoint(rank_pool: Pools, tmp_path_factory: Any) -> Callable[..., tuple[str, list[Values]]]:
+    """Folder of a checkpoint after two steps, and the values that were saved; made once each."""
+    made: dict[Any, tuple[str, list[Values]]] = {}
+
+    def make(saved: tuple[int, str], options: tuple[str, ...]) -> tuple[str, list[Values]]:
+        if (saved, options) not in made:
+            folder = str(tmp_path_factory.mktemp('saved'))
+            ranks, layout = saved
+            arguments = (*arguments_of(layout), *options, "--train-iters", "2")
+            rank_pool(ranks).run(train_mimo, (*arguments, "--save", folder))
+            values = rank_pool(ranks).run(with_built, values_of, (*arguments, "--load", folder))
+            made[saved, options] = folder, values
+        return made[saved, options]
+
+    return make
+
+
+@pytest.mark.parametrize('name', PAIRS)
+def test_every_value_arrives(
+    rank_pool: Pools, checkpoint: Callable[..., tuple[str, list[Values]]], name: str
+) -> None:
+    """Weights, master weights, moments, groups and step are the same bits in the other layout."""
+    pair = PAIRS[name]
+    folder, saved = checkpoint(pair.saved, pair.options)
+    ranks, layout = pair.loaded
+    arguments = (*arguments_of(layout), *pair.options, "--train-iters", "2", "--load", folder)
+    loaded = rank_pool(ranks).run(with_built, values_of, arguments)
+    expected, found = assembled(saved), assembled(loaded)
+    assert differences(expected, found) == []
+    assert any("exp_avg_sq" in key for key in expected)
+    before, after = groups_of(saved), groups_of(loaded)
+    both = before.keys() & after.keys()  # experts have an optimizer of their own at EP > 1 only
+    assert {key: after[key] for key in both} == {key: before[key] for key in both}
+    assert len(both) == len(layout.split())
+    steps = {
+        float(group.get('step', group.get('common_step'))) for g in after.values() for group in g
+    }
+    assert steps == {2.0}
+
+
+def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """Keys that one side lacks or of which a bit differs."""
+    return [
+        key
+        for key in sorted({*expected, *found})
+        if key not in expected or key not in found or not equal_bits(found[key], expected[key])
+    ]
+
+
+def groups_of(ranks: list[Values]) -> dict[str, Any]:
+    """Parameter groups by module, which all ranks of a module must agree on."""
+    groups: dict[str, Any] = {}
+    for rank in ranks:
+        for key, group in rank.groups.items():
+            assert groups.setdefault(key, group) == group
+    return groups
