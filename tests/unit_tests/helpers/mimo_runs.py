@@ -2,7 +2,7 @@
 
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -139,7 +139,7 @@ def _record(run: Run, argv: Sequence[str], train: Callable[[list[Callable]], Non
             if end.code:
                 raise
     run.weights = {name: digest(module) for name, module in _modules(kept[0][0]).items()}
-    run.optimizer = [digest_tensor(tensor) for tensor in _optimizer_tensors(kept[1])]
+    run.optimizer = [digest_tensor(tensor) for tensor in optimizer_tensors(kept[1])]
 
 
 def _keeping_optimizer(kept: list[Any]) -> Any:
@@ -162,19 +162,27 @@ def _modules(model: Any) -> dict[str, Any]:
     return bare.modules_by_name() if hasattr(bare, 'modules_by_name') else {'language': model}
 
 
-def _optimizer_tensors(optimizer: Any) -> list[Any]:
+def optimizer_parts(optimizer: Any) -> Iterator[Any]:
+    """Optimizers over one torch optimizer each of a MIMO, chained or plain one, in order."""
+    if hasattr(optimizer, 'module_infos'):
+        for _, info in sorted(optimizer.module_infos.items()):
+            if info.optimizer is not None:
+                yield from optimizer_parts(info.optimizer)
+    elif hasattr(optimizer, 'chained_optimizers'):
+        for part in optimizer.chained_optimizers:
+            yield from optimizer_parts(part)
+    else:
+        yield optimizer
+
+
+def optimizer_tensors(optimizer: Any) -> list[Any]:
     """Tensors of a MIMO, chained or plain optimizer's torch state, in a fixed order."""
     import torch
 
-    if hasattr(optimizer, 'module_infos'):
-        parts = [info.optimizer for _, info in sorted(optimizer.module_infos.items())]
-        return [tensor for part in parts if part for tensor in _optimizer_tensors(part)]
-    if hasattr(optimizer, 'chained_optimizers'):
-        return [t for part in optimizer.chained_optimizers for t in _optimizer_tensors(part)]
-    state = optimizer.optimizer.state
     return [
         value
-        for parameters in state.values()
+        for part in optimizer_parts(optimizer)
+        for parameters in part.optimizer.state.values()
         for _, value in sorted(parameters.items())
         if isinstance(value, torch.Tensor)
     ]

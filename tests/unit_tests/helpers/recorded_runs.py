@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from tests.unit_tests.helpers.mimo_runs import Run, train_mimo
+from tests.unit_tests.helpers.mimo_runs import (
+    Run,
+    digest,
+    digest_tensor,
+    optimizer_parts,
+    optimizer_tensors,
+    train_mimo,
+)
 
 
 @dataclass(frozen=True)
@@ -22,14 +29,20 @@ class Step:
     rates: tuple[tuple[str, str], ...]
     """Learning rate and weight decay of each parameter group."""
     scalers: tuple[str, ...]
-    """State of each gradient scaler."""
+    """Scale and state of each gradient scaler."""
+    weights: tuple[str, ...]
+    """Digest of each module's state."""
+    moments: tuple[str, ...]
+    """Digest of each tensor of the optimizer's state; empty before the first step of all."""
+    main: tuple[str, ...]
+    """Digest of each parameter that an optimizer steps: of full precision, or a shard of one."""
 
 
 @dataclass
 class Recorded:
     """A run and its steps on one rank."""
 
-    run: Run | None = None
+    run: Run = field(default_factory=Run)
     steps: list[Step] = field(default_factory=list)
     samples: list[list[tuple[str, int, int]]] = field(default_factory=list)
     """(module, index, epoch) of the training samples that each step read."""
@@ -51,13 +64,16 @@ def train_recorded(arguments: Sequence[str], unlike: bool = False) -> Recorded:
     def recorded_step(*args: Any, **kwargs: Any) -> Any:
         if unlike and get_args().iteration == 0 and not recorded.steps:
             draw_as_often_as_the_rank()
-        _, _, _, optimizer, *_ = args
+        _, _, model, optimizer, *_ = args
         recorded.steps.append(
             Step(
                 consumed=get_args().consumed_train_samples,
                 streams=streams(),
                 rates=rates(optimizer),
                 scalers=tuple(scalers(optimizer)),
+                weights=tuple(digest(m) for m in model[0].modules_by_name().values()),
+                moments=tuple(digest_tensor(t) for t in optimizer_tensors(optimizer)),
+                main=tuple(digest_tensor(t) for t in main_parameters(optimizer)),
             )
         )
         recorded.samples.append([])
@@ -124,19 +140,18 @@ def rates(optimizer: Any) -> tuple[tuple[str, str], ...]:
 
 def scalers(optimizer: Any) -> Iterator[str]:
     """State of each gradient scaler of a MIMO, chained or plain optimizer."""
-    if hasattr(optimizer, 'module_infos'):
-        for _, info in sorted(optimizer.module_infos.items()):
-            if info.optimizer is not None:
-                yield from scalers(info.optimizer)
-    elif hasattr(optimizer, 'chained_optimizers'):
-        for part in optimizer.chained_optimizers:
-            yield from scalers(part)
-    elif getattr(optimizer, 'grad_scaler', None) is not None:
-        state = optimizer.grad_scaler.state_dict()
-        values = {
-            key: value.item() if hasattr(value, 'item') else value for key, value in state.items()
-        }
-        yield f"{float(optimizer.grad_scaler.scale.item()).hex()} {sorted(values.items())}"
+    for part in optimizer_parts(optimizer):
+        if getattr(part, 'grad_scaler', None) is not None:
+            state = part.grad_scaler.state_dict()
+            values = {k: v.item() if hasattr(v, 'item') else v for k, v in state.items()}
+            yield f"{float(part.grad_scaler.scale.item()).hex()} {sorted(values.items())}"
+
+
+def main_parameters(optimizer: Any) -> Iterator[Any]:
+    """Parameters that the torch optimizers of a rank step, in order."""
+    for part in optimizer_parts(optimizer):
+        for group in part.optimizer.param_groups:
+            yield from group['params']
 
 
 @contextmanager

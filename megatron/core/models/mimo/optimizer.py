@@ -67,6 +67,22 @@ def _extract_param_groups(sub_sd, module_name, suffix, replica_id):
     )
 
 
+def _extract_grad_scaler(sub_sd, module_name, suffix, replica_id):
+    """Save: move the gradient scaler's state, if there is one, into a ShardedObject.
+
+    Not collective. A distributed optimizer that is not fully reshardable has made one of its own
+    for every entry, which stays: wrapped once more, the inner one would be saved as it is and come
+    back unread.
+    """
+    scaler = sub_sd.get('grad_scaler')
+    if scaler is None or isinstance(scaler, ShardedObject):
+        return
+    key = f'optimizer.mimo.{module_name}{suffix}.grad_scaler'
+    sub_sd[f'_mimo_grad_scaler{suffix}'] = ShardedObject(
+        key, sub_sd.pop('grad_scaler'), (1,), (0,), replica_id=replica_id
+    )
+
+
 def _restore_param_groups(sub_sd, inner_optimizer, module_name):
     """Load: put the parameter groups and the common step back where the optimizer reads them.
 

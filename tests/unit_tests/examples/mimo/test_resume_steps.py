@@ -1,12 +1,12 @@
 """Every step after a resume against the same step of a run that never stopped, exactly."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.unit_tests.helpers.distributed import RankPool
-from tests.unit_tests.helpers.recorded_runs import train_recorded
+from tests.unit_tests.helpers.recorded_runs import Recorded, train_recorded
 
 pytestmark = pytest.mark.tier1
 
@@ -22,6 +22,28 @@ LAYOUTS = {
 }
 
 
+def resumed(
+    pool: RankPool, folder: Path, arguments: Sequence[str], at: int, unlike: bool = False
+) -> tuple[list[Recorded], list[Recorded]]:
+    """Run to the end, saving on the way, and resume from iteration ``at``: both runs by rank."""
+    saving = ("--save", str(folder), "--save-interval", str(at))
+    whole = pool.run(train_recorded, (*arguments, *saving), unlike, timeout=300)
+    loading = ("--load", str(folder), "--ckpt-step", str(at))
+    return whole, pool.run(train_recorded, (*arguments, *loading), timeout=300)
+
+
+def assert_same_steps(whole: list[Recorded], again: list[Recorded], at: int) -> None:
+    """Each rank's steps, losses and end are those of the run that never stopped."""
+    for unbroken, rank in zip(whole, again, strict=True):
+        assert rank.steps == unbroken.steps[at:]
+        assert len(rank.steps) > 0
+        assert rank.samples == unbroken.samples[at:]
+        assert rank.run.losses == unbroken.run.losses[-len(rank.run.losses) :]
+        assert rank.run.weights == unbroken.run.weights
+        assert rank.run.optimizer == unbroken.run.optimizer
+    assert whole[-1].run.losses
+
+
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_streams_go_on(rank_pool: Pools, tmp_path: Path, layout: str) -> None:
     """At each step after a resume the five generators are where an unbroken run has them.
@@ -31,13 +53,54 @@ def test_streams_go_on(rank_pool: Pools, tmp_path: Path, layout: str) -> None:
     """
     world_size, modules = LAYOUTS[layout]
     arguments = ("--train-iters", "4", "--use-distributed-optimizer", *modules)
-    whole = rank_pool(world_size).run(train_recorded, arguments, True)
-    saved = (*arguments, "--save", str(tmp_path), "--load", str(tmp_path))
-    first = rank_pool(world_size).run(train_recorded, (*saved, "--exit-interval", "2"), True)
-    second = rank_pool(world_size).run(train_recorded, saved, True)
+    whole, again = resumed(rank_pool(world_size), tmp_path, arguments, 2, unlike=True)
     for name in whole[0].steps[2].streams:
         assert len({rank.steps[2].streams[name] for rank in whole}) == world_size, name
-    for rank in range(world_size):
-        assert first[rank].steps == whole[rank].steps[:2]
-        assert second[rank].steps == whole[rank].steps[2:]
-        assert len(second[rank].steps) == 2
+    assert_same_steps(whole, again, 2)
+
+
+def test_cosine_goes_on_over_eight_ranks(rank_pool: Pools, tmp_path: Path) -> None:
+    """Saved at 3 and resumed at 4, eight ranks go on with the cosine and everything else."""
+    arguments = (
+        *("--train-iters", "6", "--num-layers", "3", "--use-distributed-optimizer"),
+        *("--module", "vision:tp=1,dp=2", "--module", "language:tp=2,pp=3"),
+    )
+    whole, again = resumed(rank_pool(8), tmp_path, arguments, 3)
+    assert_same_steps(whole, again, 3)
+    rates = [step.rates[0][0] for step in whole[-1].steps]
+    assert len(set(rates)) == 6
+    assert sorted(rates, key=float.fromhex, reverse=True) == rates
+
+
+DISTRIBUTED = ("--use-distributed-optimizer",)
+FROZEN = ("--freeze", "vision")
+FP16 = (
+    *("--fp16", "--initial-loss-scale", "1024", "--loss-scale-window", "3"),
+    *("--hysteresis", "2"),
+)
+PRECISIONS = {
+    "fp32": (),
+    "fp32, distributed, frozen encoder": (*DISTRIBUTED, *FROZEN),
+    "bf16, frozen encoder": ("--bf16", *FROZEN),
+    "bf16, distributed": ("--bf16", *DISTRIBUTED),
+    "fp16": FP16,
+    "fp16, distributed": (*FP16, *DISTRIBUTED),
+    "fp16, distributed, frozen encoder": (*FP16, *DISTRIBUTED, *FROZEN),
+}
+
+
+@pytest.mark.parametrize('precision', PRECISIONS)
+def test_precisions(rank_pool: Pools, tmp_path: Path, precision: str) -> None:
+    """In each precision, with a rank that owns but a (frozen) encoder, all state comes back.
+
+    In half precision that is the scale of the loss as well, with its tracker between two growths.
+    """
+    modules = ("--module", "vision", "--module", "language")
+    arguments = ("--train-iters", "5", *PRECISIONS[precision], *modules)
+    whole, again = resumed(rank_pool(2), tmp_path, arguments, 2)
+    assert_same_steps(whole, again, 2)
+    assert bool(whole[0].steps[1].moments) is ("frozen" not in precision)
+    scalers = [step.scalers for step in whole[1].steps]
+    is_half = precision.startswith("fp16")
+    assert len(set(scalers)) == (5 if is_half else 1)
+    assert len(scalers[0]) == is_half
