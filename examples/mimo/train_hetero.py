@@ -28,6 +28,10 @@ from examples.mimo.training.hetero.args import (
     parse_hetero_arguments,
     restore_world_size,
 )
+from examples.mimo.training.hetero.checkpointing import (
+    add_checkpoint_arguments,
+    warn_of_flags_without_effect,
+)
 from examples.mimo.training.hetero.device import select_device
 from examples.mimo.training.hetero.layout import LayoutError
 
@@ -86,11 +90,12 @@ def prepare(config: HeteroConfig, stock_argv: list[str]) -> argparse.Namespace:
     def extra_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         provider.add_arguments(parser)
         data.add_arguments(parser)
-        return add_hetero_arguments(parser)
+        return add_checkpoint_arguments(add_hetero_arguments(parser))
 
     sys.argv[1:] = argv
     with contextlib.redirect_stdout(io.StringIO() if config.dry_run else sys.stdout):
         args = arguments.parse_args(extra_arguments)
+        warn_of_flags_without_effect(args)
         provider.check(args, config.layout)
         check_batch(args, config.layout)
         apply_layout(args, config.layout)

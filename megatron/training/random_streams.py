@@ -1,8 +1,9 @@
 """Random streams in a checkpoint: every rank saves its own and gets its own back.
 
-A rank has one stream per generator (Python, NumPy, torch, the device, and each of the tensor-parallel
-tracker), seeded for the module that speaks for it. Stock saves those of the first rank of each (PP,
-TP) place, under ``rng_state``; ranks that differ in DP, CP or EP got that one's back. Here
+A rank has one stream per generator (Python, NumPy, torch, the device, and each of the
+tensor-parallel tracker), seeded for the module that speaks for it. Stock saves those of the first
+rank of each (PP, TP) place, under ``rng_state``; ranks that differ in DP, CP or EP got that one's
+back. Here
 
 - the first rank of a place, with rank 0 in its DPxCP group, writes what stock writes and where;
 - every other one writes beside it, under ``rng_state.dp_cp_N``, N being its DPxCP rank.
@@ -14,10 +15,10 @@ read the one object there is. Stock reads our checkpoints as its own.
 **The rule for a changed layout**, module by module:
 
 - the sizes are the same: each rank goes on with its own streams, wherever the module's ranks are;
-- only DP has changed: a rank takes the streams of the one at its place with DP rank modulo saved DP;
-- TP, PP, CP, EP or ETP has changed, or the module had no streams of its own (it shared its ranks with
-  the language module): the streams start as those of a new run whose ``--seed`` is this run's plus
-  the loaded iteration.
+- only DP has changed: a rank takes the streams of its place with its DP rank modulo the saved DP;
+- TP, PP, CP, EP or ETP has changed, or the module had no streams of its own (it shared its ranks
+  with the language module): the streams start as those of a new run whose ``--seed`` is this run's
+  plus the loaded iteration.
 """
 
 import random

@@ -217,3 +217,15 @@ def test_plan_into_a_closed_pipe() -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == -signal.SIGPIPE
+
+
+def test_help_tells_all_flags() -> None:
+    """The help of Megatron's flags and ours is printed, with what a reshardable optimizer costs."""
+    answer = python("-m", "examples.mimo.train_hetero", "--module", "language", "--help")
+    assert answer.returncode == 0, answer.stderr
+    text = " ".join(answer.stdout.split())
+    _, _, reshardable = text.partition("--dist-ckpt-optim-fully-reshardable save")
+    assert "gathered over the data-parallel ranks at every save" in reshardable[:400]
+    assert "out of memory on GPUs under 80 GB" in reshardable[:400]
+    assert "--no-load-scheduler load the optimizer, but start the schedule" in text
+    assert "(e.g. 1.10 = 10%)" in text
