@@ -25,7 +25,7 @@ import torch
 
 from examples.mimo.data import DataSources
 from examples.mimo.model_providers import clip_gpt
-from examples.mimo.training.hetero.layout import LayoutError
+from examples.mimo.training.hetero.layout import LANGUAGE, LayoutError
 
 if TYPE_CHECKING:
     import argparse
@@ -254,7 +254,7 @@ def datasets(args: argparse.Namespace) -> DataSources:
     """Training and held-out samples of the sequence length that the flags give.
 
     Raises:
-        LayoutError: the flags describe other images or too short a sequence.
+        LayoutError: the flags describe other images, several encoders or too short a sequence.
     """
     _check(args)
     images = load_images()
@@ -286,6 +286,12 @@ def _check_of(
 
 
 def _check(args: argparse.Namespace) -> None:
+    encoders = [name for name in args.module_layout if name != LANGUAGE]
+    if len(encoders) > 1:
+        msg = (
+            f"--module {', '.join(encoders)}: a sample of the digits has one image, for one module."
+        )
+        raise LayoutError(msg)
     if args.image_size != _SIDE or clip_gpt.image_tokens(args) != _IMAGE_TOKENS:
         msg = (
             f"--image-size {args.image_size} --image-patch-size {args.image_patch_size}: the "

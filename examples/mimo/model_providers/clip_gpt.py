@@ -1,7 +1,8 @@
 """A vision-language model: CLIP-style ViT, MLP projection, GPT.
 
-The language model is stock ``GPTModelConfig`` from the stock flags; the vision tower is Megatron's
-``CLIPViTModel`` with Megatron's ``MultimodalProjector``, sized by ``--vision-*``.
+The language model is stock ``GPTModelConfig`` from the stock flags. Every other module of the
+layout, whatever its name, is a vision tower of its own: Megatron's ``CLIPViTModel`` with Megatron's
+``MultimodalProjector``, sized by ``--vision-*``.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
     from megatron.training.models import GPTModelConfig
 
-VISION = "vision"
 ENCODER = "clip_encoder"
-"""Key of the tower inside the vision module and of its inputs in ``modality_inputs``."""
+"""Key of the tower inside an encoder module and of its inputs in ``modality_inputs``."""
 
 DEFAULT_ARGUMENTS = (
     *("--num-layers", "6", "--hidden-size", "128", "--num-attention-heads", "8"),
@@ -55,9 +55,6 @@ def check(args: argparse.Namespace, layout: Layout) -> None:
     """
     language = layout.language
     for grid in layout.encoders:
-        if grid.name != VISION:
-            msg = f"--module {grid.name}: clip_gpt knows the modules {VISION} and {LANGUAGE} only."
-            raise LayoutError(msg)
         if grid.pp > 1:
             msg = f"--module {grid.name}:pp={grid.pp} must be 1: the tower is a single stage."
             raise LayoutError(msg)
@@ -84,10 +81,12 @@ def _check_images(args: argparse.Namespace, layout: Layout) -> None:
     if patch < 1 or size < patch or size % patch:
         msg = f"--image-size {size} is not a multiple of --image-patch-size {patch}."
         raise LayoutError(msg)
-    if layout.encoders and args.seq_length <= image_tokens(args):
+    encoders = len(layout.encoders)
+    if encoders and args.seq_length <= encoders * image_tokens(args):
+        each = "an image" if encoders == 1 else f"each of {encoders} images"
         msg = (
             f"--seq-length {args.seq_length} leaves no text behind the {image_tokens(args)} tokens "
-            f"of an image (--image-size {size} --image-patch-size {patch})."
+            f"of {each} (--image-size {size} --image-patch-size {patch})."
         )
         raise LayoutError(msg)
 
@@ -108,75 +107,92 @@ def language_config(args: argparse.Namespace) -> GPTModelConfig:
 
 
 def special_token_ids(args: argparse.Namespace, layout: Layout) -> dict[str, int]:
-    """The last token of the vocabulary stands for a piece of an image."""
-    return {grid.name: args.vocab_size - 1 for grid in layout.encoders}
+    """The last tokens of the vocabulary stand for pieces of images, the last for the first module."""
+    return {grid.name: args.vocab_size - 1 - n for n, grid in enumerate(layout.encoders)}
 
 
 def encoder_specs(
     args: argparse.Namespace, groups: Mapping[str, ProcessGroupCollection | None]
 ) -> dict[str, ModuleSpec]:
-    """Vision tower and projection, if the layout has a vision module."""
-    if VISION not in groups:
-        return {}
-    from megatron.core.models.vision.clip_vit_model import CLIPViTModel
-    from megatron.core.models.vision.multimodal_projector import (
-        MultimodalProjector,
-    )
+    """Vision tower and projection of every module but the language module."""
+    return {
+        name: _encoder_spec(args, collection)
+        for name, collection in groups.items()
+        if name != LANGUAGE
+    }
+
+
+def _encoder_spec(
+    args: argparse.Namespace, collection: ProcessGroupCollection | None
+) -> ModuleSpec:
+    """Vision tower and projection of one module, under its own groups where it is hosted."""
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.training.argument_utils import (
         core_transformer_config_from_args,
     )
 
-    from examples.mimo.model_providers._submodules import (
-        HeteroVisionSubmodules,
-        mlp_submodules,
-        vit_layer_spec,
-        vit_norm,
-    )
+    from examples.mimo.model_providers._submodules import HeteroVisionSubmodules
 
-    collection = groups[VISION]
     language = core_transformer_config_from_args(args)
-    use_te = args.transformer_impl == "transformer_engine"
     tower = _tower_config(args, language, collection)
     projection = copy.deepcopy(language)
     projection.tensor_model_parallel_size = tower.tensor_model_parallel_size
     projection.sequence_parallel = False
-    return {
-        VISION: ModuleSpec(
-            module=HeteroVisionSubmodules,
-            params={"config": tower, "pg_collection": collection},
-            submodules={
-                "encoders": {
-                    ENCODER: ModuleSpec(
-                        module=CLIPViTModel,
-                        params={
-                            "transformer_config": tower,
-                            "transformer_layer_spec": vit_layer_spec(use_te=use_te),
-                            "ln_pre_impl": vit_norm(use_te=use_te),
-                            "add_class_token": False,
-                            "class_token_len": 0,
-                            "patch_dim": args.image_patch_size,
-                            "img_h": args.image_size,
-                            "img_w": args.image_size,
-                            "pg_collection": collection,
-                        },
-                    )
-                },
-                "input_projections": [
-                    ModuleSpec(
-                        module=MultimodalProjector,
-                        params={
-                            "config": projection,
-                            "submodules": mlp_submodules(use_te=use_te),
-                            "projector_type": "mlp",
-                            "input_size": args.vision_hidden_size,
-                            "pg_collection": collection,
-                        },
-                    )
-                ],
-            },
-        )
-    }
+    return ModuleSpec(
+        module=HeteroVisionSubmodules,
+        params={"config": tower, "pg_collection": collection},
+        submodules={
+            "encoders": {ENCODER: _tower_spec(args, tower, collection)},
+            "input_projections": [_projection_spec(args, projection, collection)],
+        },
+    )
+
+
+def _tower_spec(
+    args: argparse.Namespace, config: TransformerConfig, collection: ProcessGroupCollection | None
+) -> ModuleSpec:
+    from megatron.core.models.vision.clip_vit_model import CLIPViTModel
+    from megatron.core.transformer.spec_utils import ModuleSpec
+
+    from examples.mimo.model_providers._submodules import vit_layer_spec, vit_norm
+
+    use_te = args.transformer_impl == "transformer_engine"
+    return ModuleSpec(
+        module=CLIPViTModel,
+        params={
+            "transformer_config": config,
+            "transformer_layer_spec": vit_layer_spec(use_te=use_te),
+            "ln_pre_impl": vit_norm(use_te=use_te),
+            "add_class_token": False,
+            "class_token_len": 0,
+            "patch_dim": args.image_patch_size,
+            "img_h": args.image_size,
+            "img_w": args.image_size,
+            "pg_collection": collection,
+        },
+    )
+
+
+def _projection_spec(
+    args: argparse.Namespace, config: TransformerConfig, collection: ProcessGroupCollection | None
+) -> ModuleSpec:
+    from megatron.core.models.vision.multimodal_projector import (
+        MultimodalProjector,
+    )
+    from megatron.core.transformer.spec_utils import ModuleSpec
+
+    from examples.mimo.model_providers._submodules import mlp_submodules
+
+    return ModuleSpec(
+        module=MultimodalProjector,
+        params={
+            "config": config,
+            "submodules": mlp_submodules(use_te=args.transformer_impl == "transformer_engine"),
+            "projector_type": "mlp",
+            "input_size": args.vision_hidden_size,
+            "pg_collection": collection,
+        },
+    )
 
 
 def _tower_config(

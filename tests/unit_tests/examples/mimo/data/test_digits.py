@@ -1,11 +1,14 @@
 """The digits: what a sample is, that it follows from index and epoch, and who sees which image."""
 
+from argparse import Namespace
+
 import numpy as np
 import pytest
 import torch
 
 from examples.mimo.data import digits
 from examples.mimo.model_providers import clip_gpt
+from examples.mimo.training.hetero.layout import LayoutError
 
 pytestmark = pytest.mark.tier0
 
@@ -152,3 +155,10 @@ def test_standardization_constants_are_the_training_images() -> None:
     pixels = digits.load_images()["train"].pixels
     assert pixels.mean() == pytest.approx(digits._MEAN, abs=2e-3)
     assert pixels.std() == pytest.approx(digits._DEVIATION, abs=2e-3)
+
+
+def test_one_image_feeds_one_module() -> None:
+    """A layout with two encoders is refused, since a sample of the digits has one image."""
+    args = Namespace(module_layout={"left": {}, "right": {}, "language": {}})
+    with pytest.raises(LayoutError, match=r"--module left, right: .* one image, for one module"):
+        digits.datasets(args)

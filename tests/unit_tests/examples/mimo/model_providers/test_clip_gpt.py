@@ -28,6 +28,7 @@ def model_args(**values: object) -> Namespace:
         (1, ("language",)),
         (8, ("vision:tp=1,dp=2", "language:tp=2,pp=3")),
         (4, ("vision:tp=4,colocated", "language:tp=4")),
+        (4, ("left:tp=2", "right", "language")),
     ],
 )
 def test_accepts(world_size: int, options: tuple[str, ...]) -> None:
@@ -36,12 +37,6 @@ def test_accepts(world_size: int, options: tuple[str, ...]) -> None:
 
 
 REFUSED: list[tuple[tuple[str, ...], int, dict[str, object], str]] = [
-    (
-        ("audio", "language"),
-        2,
-        {},
-        "--module audio: clip_gpt knows the modules vision and language only.",
-    ),
     (
         ("vision:pp=2", "language"),
         3,
@@ -73,6 +68,15 @@ REFUSED: list[tuple[tuple[str, ...], int, dict[str, object], str]] = [
         (
             "--seq-length 16 leaves no text behind the 16 tokens of an image (--image-size 8 "
             "--image-patch-size 2)."
+        ),
+    ),
+    (
+        ("left", "right", "language"),
+        3,
+        {"seq_length": 32},
+        (
+            "--seq-length 32 leaves no text behind the 16 tokens of each of 2 images (--image-size "
+            "8 --image-patch-size 2)."
         ),
     ),
     (
@@ -121,11 +125,13 @@ def test_image_tokens() -> None:
     assert clip_gpt.image_tokens(model_args(image_size=8, image_patch_size=2)) == 16
 
 
-def test_placeholder_is_the_last_token() -> None:
-    """The last id of the vocabulary stands for a piece of an image, if there are images."""
+def test_placeholders_are_the_last_tokens() -> None:
+    """The last ids of the vocabulary stand for pieces of images, one id for each encoder."""
     args = model_args()
     with_images = Layout.from_options(["vision", "language"], 2)
     assert clip_gpt.special_token_ids(args, with_images) == {"vision": 255}
+    two = Layout.from_options(["left", "right", "language"], 3)
+    assert clip_gpt.special_token_ids(args, two) == {"left": 255, "right": 254}
     assert clip_gpt.special_token_ids(args, Layout.from_options(["language"], 1)) == {}
 
 
