@@ -6,12 +6,15 @@ from typing import Optional
 import torch
 
 from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.hyper_comm_grid import HyperCommGrid
 from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY
 from megatron.core.models.mimo.optimizer import (
     ModuleOptimizerInfo,
+    _extract_param_state_sharding_type,
     _get_pg_collection_for_optimizer,
+    _iter_optimizer_sub_dicts,
 )
 from megatron.core.optimizer.optimizer import FP32Optimizer, MegatronOptimizer
 from megatron.core.optimizer.optimizer_config import OptimizerConfig
@@ -39,23 +42,96 @@ class MimoOptimizer(MegatronOptimizer):
         torch.distributed.all_reduce(squares, op=torch.distributed.ReduceOp.MAX)
         return squares.sum().sqrt().item()
 
+    def sharded_state_dict(self, model_sharded_state_dict, is_loading: bool = False, **kwargs):
+        """Describe the optimizer state of this rank's modules for saving or loading.
 
-def _extract_param_groups(sub_sd, module_name, suffix, replica_id):
+        Called on every rank; collective over each module's groups where its optimizer's format is.
+        What is neither a tensor nor an object of its own would be common state, of which global
+        rank 0 writes its own only; parameter groups, steps and gradient scalers become objects.
+        """
+        state = {}
+        for name, info in self.module_infos.items():
+            state[name] = {}
+            if not (info.is_active and info.optimizer):
+                continue
+            _complete_state(info.optimizer)
+            state[name] = info.optimizer.sharded_state_dict(
+                model_sharded_state_dict, is_loading, **kwargs
+            )
+            replica_id = _get_replica_id(info.pg_collection)
+            parts = [part for part, _ in _iter_optimizer_sub_dicts(state[name], info.optimizer)]
+            step = _common_step(parts, info.optimizer)
+            for number, part in enumerate(parts):
+                place = (part, name, f'.{number}' if number else '', replica_id)
+                _extract_param_groups(*place, step)
+                _extract_param_state_sharding_type(*place)
+                _extract_grad_scaler(*place)
+            add_prefix_for_sharding(state[name], f'mimo.{name}.')
+        return state
+
+
+def _inner_optimizers(optimizer):
+    """List what a module's optimizer consists of, in the order of its chain."""
+    return getattr(optimizer, 'chained_optimizers', [optimizer])
+
+
+def _complete_state(optimizer):
+    """Save and load: give parameters that were never stepped the state of their first step. Local.
+
+    An optimizer has no state until it steps, and under a gradient scaler the first steps of a run
+    overflow and are skipped. A checkpoint of such a run would lack what its own load asks for.
+    """
+    for inner in _inner_optimizers(optimizer):
+        if inner.optimizer is None or inner.init_state_fn is None:
+            continue
+        inner.init_state_fn(inner.optimizer, inner.config)
+        if isinstance(inner.optimizer, torch.optim.Adam):  # AdamW is one
+            for state in inner.optimizer.state.values():
+                state.setdefault('step', torch.tensor(0.0))
+
+
+def _torch_part(sub_sd):
+    """Return what torch's optimizer has to say in the state of one of ours, if it is plain.
+
+    In full precision that is the whole of it, else one entry; the distributed optimizer's default
+    format makes an object of that entry.
+    """
+    part = sub_sd if 'param_groups' in sub_sd else sub_sd.get('optimizer')
+    return part if isinstance(part, dict) and 'param_groups' in part else None
+
+
+def _common_step(parts, optimizer):
+    """Return the number of steps that a module's optimizers have taken, if they count it. Local.
+
+    One without parameters on this rank, such as that of the experts on a stage that has none, has
+    not counted; this rank may nevertheless be the one that writes for all. Torch's counts from 0,
+    which ours leave out.
+    """
+    counts = any(isinstance(o.optimizer, torch.optim.Adam) for o in _inner_optimizers(optimizer))
+    steps = [torch.tensor(0.0)] if counts else []
+    for part in filter(None, map(_torch_part, parts)):
+        steps += [group['step'] for group in part['param_groups'] if 'step' in group]
+        state = part.get('state', {})
+        steps += [state['common_step']] if 'common_step' in state else []
+    return max(steps, key=float, default=None)
+
+
+def _extract_param_groups(sub_sd, module_name, suffix, replica_id, common_step):
     """Save: move the parameter groups, with the common step, into a ShardedObject.
 
     Both are plain values. Left where they are, they would be common state, of which only global
     rank 0 writes its own.
     """
-    # In full precision torch's state dictionary is the whole of it, else it is one entry.
-    torch_part = sub_sd if 'param_groups' in sub_sd else sub_sd.get('optimizer')
-    if not isinstance(torch_part, dict) or 'param_groups' not in torch_part:
+    _place_main_params(sub_sd)
+    torch_part = _torch_part(sub_sd)
+    if torch_part is None:
         return
     groups = deepcopy(torch_part.pop('param_groups'))
-    step = torch_part.get('state', {}).pop('common_step', None)
+    torch_part.get('state', {}).pop('common_step', None)
     for group in groups:
         group['params'] = []
-        if step is not None:
-            group['common_step'] = step
+        if common_step is not None:
+            group['step' if 'step' in group else 'common_step'] = common_step
     if not torch_part:
         del sub_sd['optimizer']
     sub_sd[f'_mimo_param_groups{suffix}'] = ShardedObject(
@@ -83,6 +159,33 @@ def _extract_grad_scaler(sub_sd, module_name, suffix, replica_id):
     )
 
 
+def _place_main_params(sub_sd):
+    """Save and load: name the place of every main parameter in its group, instead of listing them.
+
+    A group may be empty on one rank and not on another, such as that of the experts on a stage
+    without any. Of lists, a checkpoint keeps the empty ones as rank 0's common state and puts the
+    others together without them: a load would meet two lists of different lengths, or find a
+    group's parameters in the place of another's.
+    """
+    groups = sub_sd.get('fp32_from_fp16_params')
+    if groups is not None:
+        sub_sd['fp32_from_fp16_params'] = {
+            number: dict(enumerate(group)) for number, group in enumerate(groups) if group
+        }
+
+
+def _list_main_params(sub_sd, inner_optimizer):
+    """Load: put the main parameters into the lists that a half-precision optimizer reads."""
+    groups = getattr(inner_optimizer, 'fp32_from_float16_groups', None)
+    if groups is None:
+        return
+    placed = sub_sd.get('fp32_from_fp16_params', {})
+    sub_sd['fp32_from_fp16_params'] = [
+        [placed[number][place] for place in range(len(group))]
+        for number, group in enumerate(groups)
+    ]
+
+
 def _restore_param_groups(sub_sd, inner_optimizer, module_name):
     """Load: put the parameter groups and the common step back where the optimizer reads them.
 
@@ -102,7 +205,8 @@ def _restore_param_groups(sub_sd, inner_optimizer, module_name):
     steps = [group.pop('common_step', None) for group in loaded]
     for group, own in zip(loaded, current, strict=True):
         group['params'] = own['params']
-    (inner_optimizer,) = getattr(inner_optimizer, 'chained_optimizers', [inner_optimizer])
+    (inner_optimizer,) = _inner_optimizers(inner_optimizer)
+    _list_main_params(sub_sd, inner_optimizer)
     is_whole = isinstance(inner_optimizer, FP32Optimizer)
     torch_part = sub_sd if is_whole else sub_sd.setdefault('optimizer', {})
     torch_part['param_groups'] = loaded
