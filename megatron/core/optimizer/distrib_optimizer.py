@@ -143,16 +143,3 @@ def _copy_loaded(targets: dict[str, torch.Tensor], sources: dict[str, Any]) -> N
             continue
         if isinstance(sources[name], torch.Tensor):
             target.copy_(sources[name])
-
-
-def _padding_like(state: dict[str, Any], length: int) -> dict[str, torch.Tensor]:
-    """Return zeros for a gap between the parameters of a bucket, for each of the state's tensors.
-
-    Local. The gap is saved with the parameters; of uninitialised memory, two saves of the same
-    state would differ.
-    """
-    return {
-        name: torch.zeros(length, dtype=value.dtype, device=value.device)
-        for name, value in state.items()
-        if isinstance(value, torch.Tensor)
-    }
