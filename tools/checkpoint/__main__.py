@@ -22,6 +22,7 @@ COMMANDS = {
     "inspect": ("tools.checkpoint.inspection", "modules, tensors, optimizer groups, random states"),
     "verify": ("tools.checkpoint.verification", "every file, every key, every byte"),
     "diff": ("tools.checkpoint.difference", "compare two checkpoints key by key, bit by bit"),
+    "extract": ("tools.checkpoint.extraction", "one module as a checkpoint of its own"),
 }
 """Module and one line of help of each command. The module, imported only when its command is
 called, has ``add_arguments(parser)``, ``run(options) -> exit code`` and a docstring for --help."""

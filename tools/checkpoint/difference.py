@@ -16,7 +16,7 @@ from tools.checkpoint.comparison import object_differences, tensor_distance
 from tools.checkpoint.contents import Contents
 from tools.checkpoint.errors import CheckpointError
 from tools.checkpoint.index import COMMON_STATE, ObjectEntry, TensorEntry
-from tools.checkpoint.naming import Kind, Owner
+from tools.checkpoint.naming import Kind, Owner, carried
 from tools.checkpoint.tables import in_dtype, plural, print_json, print_table
 
 if TYPE_CHECKING:
@@ -105,7 +105,9 @@ def _entries(contents: Contents, module: str | None) -> Iterator[tuple[str, Entr
         yield from entries.items()
     else:
         for key, bare in contents.bare_keys(module).items():
-            yield bare, entries[key]
+            entry = entries[key]
+            if isinstance(entry, TensorEntry) or carried(entry.name) is None:
+                yield bare, entry
 
 
 def _compare(

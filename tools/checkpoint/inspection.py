@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tools.checkpoint.contents import Contents
 from tools.checkpoint.errors import CheckpointError
-from tools.checkpoint.naming import RUN, Kind
+from tools.checkpoint.naming import RUN, Kind, data_rank
 from tools.checkpoint.tables import (
     in_bytes,
     in_dtype,
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from tools.checkpoint.index import ObjectEntry, TensorEntry
 
-_RANDOM_GRID = ("pp", "tp")
-"""Axes of the objects that keep random states, as stock Megatron saves them."""
+_RANDOM_AXES = ("dp", "pp", "tp")
+"""Coordinates of the objects that keep random states; the first is the rank in the DPxCP group."""
 _TENSOR_COLUMNS = ("shape", "dtype", ">bytes", ">chunks", "chunk")
 _SHOWN = 4
 """Names that are listed before the rest is only counted."""
@@ -127,16 +127,27 @@ def _random_streams(contents: Contents, name: str) -> dict[str, Any]:
     entries = contents.objects(name, Kind.RANDOM)
     if not entries:
         return {"axes": [], "grid": [], "saved": [], "missing": [], "streams": []}
-    grid = entries[0].grid
-    saved = sorted({entry.position for entry in entries if entry.place is not None})
-    every = itertools.product(*map(range, grid))
+    saved = sorted(
+        {(data_rank(e.name), *e.position) for e in entries if e.place is not None and e.position}
+    )
+    grid = (_data_ranks(contents, name, saved), *entries[0].grid)
+    missing = [at for at in itertools.product(*map(range, grid)) if at not in set(saved)]
     return {
-        "axes": list(_RANDOM_GRID) if len(grid) == len(_RANDOM_GRID) else [],
+        "axes": list(_RANDOM_AXES),
         "grid": list(grid),
         "saved": saved,
-        "missing": [position for position in every if position not in set(saved)],
+        "missing": missing,
         "streams": _streams(contents.value(entries[0])),
     }
+
+
+def _data_ranks(contents: Contents, name: str, saved: list[tuple[int, ...]]) -> int:
+    """How many ranks at each (PP, TP) place keep streams; stock Megatron keeps those of the first."""
+    metadata = contents.common.get("content_metadata") or {}
+    grid = contents.layout.get(name)
+    if metadata.get("random_streams") == "per_rank" and grid is not None:
+        return grid.get("dp", 1) * grid.get("cp", 1)
+    return 1 + max((at[0] for at in saved), default=0)
 
 
 def _streams(value: Any) -> list[str]:  # noqa: ANN401 - what a checkpoint keeps
@@ -247,12 +258,10 @@ def _in_grid(grid: dict[str, int]) -> str:
 def _in_streams(random: dict[str, Any]) -> str:
     if not random["grid"]:
         return "none"
-    axes = random["axes"] or [""] * len(random["grid"])
-    grid = " x ".join(
-        f"{axis} {size}".strip() for axis, size in zip(axes, random["grid"], strict=True)
-    )
+    sizes = zip(random["axes"], random["grid"], strict=True)
+    grid = " ".join(f"{axis} {size}" for axis, size in sizes if size > 1)
     total = len(random["saved"]) + len(random["missing"])
-    text = f"{len(random['saved'])} of {total} ({grid})"
+    text = f"{len(random['saved'])} of {total}" + f" ({grid})" * bool(grid)
     if random["missing"]:
         text += f", missing {', '.join(map(str, random['missing'][:_SHOWN]))}"
     return text

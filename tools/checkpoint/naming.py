@@ -7,6 +7,7 @@ keys alone, without a prefix:
     modality_submodules.vision....                               weights of the module vision
     mimo.vision.optimizer...             optimizer...            optimizer
     vision.rng_state/shard_...           rng_state/shard_...     random streams
+    vision.rng_state.dp_cp_1/shard_...                           those of further data-parallel ranks
 
 Older checkpoints have ``module.`` after the module's prefix, once for each wrapper (data parallelism,
 half precision) that the module had.
@@ -24,13 +25,18 @@ LANGUAGE_PREFIX = "language_model."
 ENCODER_PREFIX = "modality_submodules."
 WRAPPER = "module."
 RANDOM = "rng_state"
+PARAM_GROUPS = "param_groups"
 RUN = "run"
 """In the place of a module's name: what belongs to the run as a whole."""
 
 _OPTIMIZER = re.compile(r"(?:mimo\.(?P<module>[^.]+)\.)?(?:chained_\d+\.)?optimizer\.(?P<rest>.*)")
 _STATE = re.compile(r"((?:chained_\d+\.)?optimizer\.state\.[^.]+\.)(.*)")
 _OLD_OPTIMIZER_OBJECT = re.compile(r"mimo\.(?P<module>[^.]+)\.")
-_RANDOM = re.compile(rf"(?:(?P<module>[^.]+)\.)?{RANDOM}(?:/.*)?")
+_CARRIED = re.compile(
+    r"(?:mimo\.[^.]+\.)?optimizer\.mimo\.[^.]+(?:\.(?P<number>\d+))?"
+    r"\.(?P<what>param_groups|grad_scaler|param_state_sharding_type)"
+)
+_RANDOM = re.compile(rf"(?:(?P<module>[^.]+)\.)?{RANDOM}(?:\.dp_cp_(?P<rank>\d+))?(?:/.*)?")
 _WHOLE_RUN = re.compile(r"(?:common_state|rerun_state_machine_state)(?:/.*)?")
 
 
@@ -69,6 +75,12 @@ def owner(key: str, sole_module: str = LANGUAGE) -> Owner:
     return Owner(module=weights_module(key) or sole_module, kind=Kind.WEIGHTS)
 
 
+def data_rank(name: str) -> int:
+    """Place in its DPxCP group of the rank whose random streams a key keeps."""
+    match = _RANDOM.fullmatch(name)
+    return int((match and match["rank"]) or 0)
+
+
 def weights_module(key: str) -> str | None:
     """Module in the prefix of a weight's key; ``None`` for a key without one."""
     if key.startswith(LANGUAGE_PREFIX):
@@ -100,6 +112,16 @@ def wrapped_prefix(module: str, keys: Iterable[str], sole_module: str = LANGUAGE
     while all(key.startswith(prefix + WRAPPER) for key in own):
         prefix += WRAPPER
     return prefix
+
+
+def carried(name: str) -> tuple[int, str] | None:
+    """Tell whether a MIMO optimizer's object is what stock keeps in the common state.
+
+    Returns:
+        the optimizer's number among those of its module, and what it is; else ``None``.
+    """
+    match = _CARRIED.fullmatch(name)
+    return None if match is None else (int(match["number"] or 0), match["what"])
 
 
 def bare_key(key: str, own: Owner, prefix: str) -> str:

@@ -35,6 +35,10 @@ class Problem:
     subject: str
     text: str
 
+    def __str__(self) -> str:
+        """Say both."""
+        return f"{self.subject}: {self.text}"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -57,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 def verify(index: Index, *, quick: bool = False) -> Iterator[tuple[str, list[Problem]]]:
     """Yield each check's name and what it found."""
-    files = list(_file_problems(index))
+    files = list(file_problems(index))
     yield "files are whole", files
     yield "keys are complete", list(_key_problems(index))
     if not quick:
@@ -66,8 +70,8 @@ def verify(index: Index, *, quick: bool = False) -> Iterator[tuple[str, list[Pro
         yield f"contents match their checksums{rest}", list(_content_problems(index, broken))
 
 
-def _file_problems(index: Index) -> Iterator[Problem]:
-    """Files that are missing or too short, and items that share bytes."""
+def file_problems(index: Index) -> Iterator[Problem]:
+    """Yield files that are missing or too short, and items that share bytes."""
     by_file: dict[str, list[tuple[Place, str]]] = defaultdict(list)
     for key, place in index.places():
         if place is not None:
@@ -155,6 +159,6 @@ def _print(index: Index, checks: dict[str, list[Problem]]) -> None:
         ],
     )
     for problem in (problem for found in checks.values() for problem in found):
-        print(f"damaged: {problem.subject}: {problem.text}")
+        print(f"damaged: {problem}")
     for name in index.stale_files:
         print(f"note: {name} holds nothing of this checkpoint (left by an older run)")
