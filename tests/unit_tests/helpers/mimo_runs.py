@@ -83,7 +83,8 @@ def train_stock_gpt(arguments: Sequence[str]) -> Run:
             order = SampleOrder(size=len(dataset), seed=args.seed, shuffle=True)
             lanes = rank_lanes(config.layout, args.rank, args.micro_batch_size)
             size = args.micro_batch_size * config.layout.language.dp
-            return LaneBatches(dataset, order, lanes, size, 0), None, None
+            consumed = args.consumed_train_samples  # 0, or what a loaded checkpoint says
+            return LaneBatches(dataset, order, lanes, size, consumed), None, None
 
         def forward_step(iterator: Any, gpt: Any) -> Any:
             batch = place.move(next(iterator))

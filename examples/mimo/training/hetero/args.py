@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from examples.mimo.training.hetero.freeze import check_frozen
 from examples.mimo.training.hetero.layout import LANGUAGE, Layout, LayoutError, ModuleGrid
+from examples.mimo.training.hetero.module_sources import ModuleSource, module_sources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +39,7 @@ class HeteroConfig:
     model_provider: str
     data_provider: str
     freeze: tuple[str, ...] = ()
+    load_modules: tuple[ModuleSource, ...] = ()
     dry_run: bool = False
 
     def __post_init__(self) -> None:
@@ -64,6 +66,24 @@ def add_hetero_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
         metavar="MODULE[.PART]",
         help="train without this part, repeatable (vision, vision.encoder, vision.projection, or a "
         "submodule path such as language.decoder.layers.0)",
+    )
+    group.add_argument(
+        "--load-module",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="start a module with the weights of a checkpoint, repeatable: for the language module "
+        "one that stock GPT wrote, for any module a MIMO checkpoint or what `python -m "
+        "tools.checkpoint extract` made of it; any tensor and pipeline sizes; weights only; has no "
+        "effect where --load finds a checkpoint",
+    )
+    group.add_argument(
+        "--load-module-allow-missing",
+        action="append",
+        default=[],
+        metavar="MODULE[.PART]",
+        help="weights that --load-module need not find and that then start as without it, "
+        "repeatable, with the paths of --freeze (vision.projection)",
     )
     group.add_argument(
         "--model-provider",
@@ -106,12 +126,14 @@ def parse_hetero_arguments(argv: Sequence[str]) -> tuple[HeteroConfig, list[str]
     """
     parser = add_hetero_arguments(argparse.ArgumentParser(add_help=False, allow_abbrev=False))
     options, rest = parser.parse_known_args(list(argv))
+    layout = Layout.from_options(options.module, _world_size(options))
     config = HeteroConfig(
-        layout=Layout.from_options(options.module, _world_size(options)),
+        layout=layout,
         device=options.device,
         model_provider=options.model_provider,
         data_provider=options.data_provider,
         freeze=tuple(options.freeze),
+        load_modules=module_sources(layout, options.load_module, options.load_module_allow_missing),
         dry_run=options.dry_run,
     )
     _refuse_stock_sizes(rest, config.layout.language)

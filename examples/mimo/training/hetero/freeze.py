@@ -28,6 +28,12 @@ def check_frozen(layout: Layout, paths: Sequence[str]) -> None:
             raise LayoutError(msg)
 
 
+def inner_path(path: str) -> str:
+    """Submodule path inside its module that a user's path names; empty for the whole module."""
+    rest = path.partition(".")[2]
+    return _PARTS.get(rest, rest)
+
+
 def freeze(modules: Mapping[str, nn.Module], paths: Sequence[str]) -> None:
     """Stop gradients of every parameter below the paths that this rank hosts.
 
@@ -43,9 +49,8 @@ def freeze(modules: Mapping[str, nn.Module], paths: Sequence[str]) -> None:
         module = modules.get(name)
         if module is None:
             continue
-        inner = _PARTS.get(rest, rest)
         try:
-            target = module.get_submodule(inner)
+            target = module.get_submodule(inner_path(path))
         except AttributeError:
             children = ", ".join(child for child, _ in module.named_children())
             msg = f"--freeze {path}: module {name} has no part {rest!r}; its parts are {children}."

@@ -12,6 +12,7 @@ from examples.mimo.data import get_data_provider
 from examples.mimo.data.lanes import LaneBatches, MultimodalDataset, SampleOrder, rank_lanes
 from examples.mimo.model_providers import get_model_provider
 from examples.mimo.training.hetero.layout import LANGUAGE
+from examples.mimo.training.hetero.load_module import ModuleLoader
 from examples.mimo.training.hetero.model import HeteroMimoConfig
 from examples.mimo.training.hetero.runtime import HeteroRuntime, hetero_runtime
 from examples.mimo.training.hetero.seeds import module_seed_offset, seed_module
@@ -59,7 +60,7 @@ def train(
             special_token_ids=provider.special_token_ids(args, config.layout),
             seed=args.seed,
             frozen=config.freeze,
-            post_wrap_hooks=list(post_wrap_hooks),
+            post_wrap_hooks=[ModuleLoader(config.load_modules, args), *post_wrap_hooks],
         )
         pretrain(
             pretrain_cfg_container_from_args(args, model),

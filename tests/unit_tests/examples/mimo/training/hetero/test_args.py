@@ -47,6 +47,7 @@ def test_parses_our_flags_and_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -
         "model_provider": "clip_gpt",
         "data_provider": "mock",
         "freeze": ("vision.encoder",),
+        "load_modules": (),
         "dry_run": False,
     }
 
