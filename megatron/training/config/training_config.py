@@ -12,8 +12,8 @@ class CheckpointConfig:
         metadata={
             "argparse_meta": {
                 "help": "save the distributed optimizer so that it can be loaded under any TP, PP, "
-                "EP and DP, not only other DP. It is gathered over the data-parallel ranks at "
-                "every save, which can run out of memory on GPUs under 80 GB"
+                "EP and DP, not only other DP. Unpatched, this gathers at save time and can run "
+                "out of memory on GPUs under 80 GB; here every rank writes its own part in place"
             }
         },
     )

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ class Recorded:
     steps: list[Step] = field(default_factory=list)
     samples: list[list[tuple[str, int, int]]] = field(default_factory=list)
     """(module, index, epoch) of the training samples that each step read."""
+    log: list[str] = field(default_factory=list)
+    """Lines that Megatron logs about iterations, without date and time taken."""
 
 
 def train_recorded(arguments: Sequence[str], unlike: bool = False) -> Recorded:
@@ -79,7 +82,16 @@ def train_recorded(arguments: Sequence[str], unlike: bool = False) -> Recorded:
         recorded.samples.append([])
         return train_step(*args, **kwargs)
 
-    with mock.patch.object(training, 'train_step', recorded_step), _recorded_samples(recorded):
+    def recorded_line(line: str) -> None:
+        found = re.search(r"iteration +\d+/.*", line)
+        if found is not None:
+            recorded.log.append(re.sub(r"elapsed time [^|]*\| ", "", found.group()))
+
+    with (
+        mock.patch.object(training, 'train_step', recorded_step),
+        mock.patch.object(training, 'print_rank_last', recorded_line),
+        _recorded_samples(recorded),
+    ):
         recorded.run = train_mimo(arguments)
     return recorded
 

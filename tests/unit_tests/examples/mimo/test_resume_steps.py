@@ -60,13 +60,19 @@ def test_streams_go_on(rank_pool: Pools, tmp_path: Path, layout: str) -> None:
 
 
 def test_cosine_goes_on_over_eight_ranks(rank_pool: Pools, tmp_path: Path) -> None:
-    """Saved at 3 and resumed at 4, eight ranks go on with the cosine and everything else."""
+    """Saved at 3 and resumed at 4, eight ranks go on with the cosine and everything else.
+
+    So does the log: the same lines, of one iteration each.
+    """
     arguments = (
         *("--train-iters", "6", "--num-layers", "3", "--use-distributed-optimizer"),
+        *("--log-interval", "1"),
         *("--module", "vision:tp=1,dp=2", "--module", "language:tp=2,pp=3"),
     )
     whole, again = resumed(rank_pool(8), tmp_path, arguments, 3)
     assert_same_steps(whole, again, 3)
+    assert len(again[-1].log) == 3
+    assert again[-1].log == whole[-1].log[3:]
     rates = [step.rates[0][0] for step in whole[-1].steps]
     assert len(set(rates)) == 6
     assert sorted(rates, key=float.fromhex, reverse=True) == rates
