@@ -61,6 +61,11 @@ PAIRS = {
         loaded=(2, "vision language"),
         options=("--bf16", *FULLY, *EXPERTS),
     ),
+    "experts EP 1 to 2": Pair(
+        saved=(3, "vision language:pp=2"),
+        loaded=(3, "vision language:dp=2,ep=2"),
+        options=("--bf16", *FULLY, *EXPERTS),
+    ),
     "tied embeddings PP 2 to 1": Pair(
         saved=(2, "language:pp=2"),
         loaded=(1, "language"),
@@ -123,6 +128,60 @@ def checkpoint(rank_pool: Pools, tmp_path_factory: Any) -> Callable[..., tuple[s
         return made[saved, options]
 
     return make
+
+
+REFUSED = {
+    "vision TP": (
+        (3, "vision:tp=2 language"),
+        BF16,
+        """--module vision: tp 1 -> 2 since {folder} was saved, whose optimizer state is in the
+        default format and follows a change of dp or cp alone; save it under its own layout with
+        --dist-ckpt-optim-fully-reshardable, or pass --no-load-optim to start with a fresh
+        optimizer.""",
+    ),
+    "other optimizer": (
+        (2, "vision language"),
+        ("--bf16",),
+        """{folder} was saved with --use-distributed-optimizer, this run is without
+        --use-distributed-optimizer; pass --no-load-optim to start with a fresh optimizer.""",
+    ),
+    "module left out": (
+        (1, "language"),
+        (*BF16, "--mock-text-only"),
+        """module vision of {folder} has no --module here and would be lost; add
+        --module vision:..., or pass --finetune to go on without it.""",
+    ),
+    "more layers": (
+        (2, "vision language"),
+        (*BF16, "--num-layers", "4"),
+        """module language: language_model.decoder.layers.mlp.linear_fc1.bias is (2, 128) in
+        {folder}, but (4, 128) in this run; the model's sizes must be those that were saved.""",
+    ),
+}
+
+
+def refusal(arguments: tuple[str, ...]) -> str:
+    """What this rank is told when it loads; every rank of the run is asked."""
+    from megatron.training.module_reshard import ReshardError
+
+    try:
+        with_built(values_of, arguments)
+    except ReshardError as error:
+        return str(error)
+    return "it was loaded"
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_every_rank_is_told(
+    rank_pool: Pools, checkpoint: Callable[..., tuple[str, list[Values]]], name: str
+) -> None:
+    """What cannot be loaded is refused by every rank with the same sentence, and none hangs."""
+    folder, _ = checkpoint((2, "vision language"), BF16)
+    (ranks, layout), options, sentence = REFUSED[name]
+    arguments = (*arguments_of(layout), *options, "--train-iters", "2", "--load", folder)
+    told = rank_pool(ranks).run(refusal, arguments)
+    expected = " ".join(sentence.split()).format(folder=f"{folder}/iter_0000002")
+    assert told == [expected] * ranks
 
 
 @pytest.mark.parametrize('name', PAIRS)

@@ -1,7 +1,7 @@
 """Optimizers of the modules that train."""
 
 from copy import deepcopy
-from typing import Optional
+from typing import Any, Dict, Optional
 
 import torch
 
@@ -15,8 +15,14 @@ from megatron.core.models.mimo.optimizer import (
     _extract_param_state_sharding_type,
     _get_pg_collection_for_optimizer,
     _iter_optimizer_sub_dicts,
+    _restore_grad_scaler,
+    _restore_param_state_sharding_type,
 )
-from megatron.core.optimizer.optimizer import FP32Optimizer, MegatronOptimizer
+from megatron.core.optimizer.optimizer import (
+    FP32Optimizer,
+    MegatronOptimizer,
+    param_group_identifier_keys,
+)
 from megatron.core.optimizer.optimizer_config import OptimizerConfig
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
@@ -42,6 +48,29 @@ class MimoOptimizer(MegatronOptimizer):
         torch.distributed.all_reduce(squares, op=torch.distributed.ReduceOp.MAX)
         return squares.sum().sqrt().item()
 
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Hand each module's optimizer what was loaded for it.
+
+        Called on every rank; not collective. An optimizer that the module did not have when it was
+        saved, such as that of experts at EP 1, starts from the groups of the one before it, of
+        which its parameters were part.
+
+        Raises:
+            ValueError: the checkpoint lacks a parameter group.
+        """
+        for name, info in self.module_infos.items():
+            module_sd = state_dict.get(name)
+            if not info.is_active or info.optimizer is None or module_sd is None:
+                continue
+            own: Dict[str, Any] = {}
+            for sub_sd, inner in _iter_optimizer_sub_dicts(module_sd, info.optimizer):
+                own = {key: sub_sd[key] for key in _own_objects(sub_sd)} or own
+                sub_sd.update(deepcopy(own))
+                _restore_param_groups(sub_sd, inner, name)
+                _restore_param_state_sharding_type(sub_sd)
+                _restore_grad_scaler(sub_sd)
+            info.optimizer.load_state_dict(module_sd)
+
     def sharded_state_dict(self, model_sharded_state_dict, is_loading: bool = False, **kwargs):
         """Describe the optimizer state of this rank's modules for saving or loading.
 
@@ -66,8 +95,27 @@ class MimoOptimizer(MegatronOptimizer):
                 _extract_param_groups(*place, step)
                 _extract_param_state_sharding_type(*place)
                 _extract_grad_scaler(*place)
+            if is_loading:
+                _ask_for_saved(parts, name, kwargs.get('metadata') or {})
             add_prefix_for_sharding(state[name], f'mimo.{name}.')
         return state
+
+
+# Metadata of a load: how many optimizers each module had when it was saved.
+SAVED_OPTIMIZERS = 'mimo_saved_optimizers'
+
+
+def _own_objects(sub_sd):
+    """List the objects that an optimizer's state keeps for a module, by their names in it."""
+    return [key for key in sub_sd if str(key).startswith('_mimo_')]
+
+
+def _ask_for_saved(parts, module_name, metadata):
+    """Load: leave out the objects of optimizers that the module did not have when it was saved."""
+    saved = metadata.get(SAVED_OPTIMIZERS, {}).get(module_name, len(parts))
+    for part in parts[max(saved, 1) :]:
+        for key in _own_objects(part):
+            del part[key]
 
 
 def _inner_optimizers(optimizer):
@@ -189,29 +237,46 @@ def _list_main_params(sub_sd, inner_optimizer):
 def _restore_param_groups(sub_sd, inner_optimizer, module_name):
     """Load: put the parameter groups and the common step back where the optimizer reads them.
 
+    Groups are found by what distinguishes them, not by their place: those of experts are saved
+    with the others where expert parallelism is 1, and apart where it is more.
+
     Raises:
-        ValueError: when the checkpoint has another number of groups.
+        ValueError: when the checkpoint lacks one of the groups.
     """
     key = next((key for key in sub_sd if key.startswith('_mimo_param_groups')), None)
     if key is None:
         return
     loaded = sub_sd.pop(key)
     current = inner_optimizer.optimizer.state_dict()['param_groups']
-    if len(loaded) != len(current):
-        raise ValueError(
-            f"optimizer of module '{module_name}': the checkpoint has {len(loaded)} parameter "
-            f"groups, this run {len(current)}"
-        )
-    steps = [group.pop('common_step', None) for group in loaded]
-    for group, own in zip(loaded, current, strict=True):
-        group['params'] = own['params']
+    groups = [_matching_group(loaded, own, module_name) for own in current]
+    steps = [group.pop('common_step', None) for group in groups]
     (inner_optimizer,) = _inner_optimizers(inner_optimizer)
     _list_main_params(sub_sd, inner_optimizer)
     is_whole = isinstance(inner_optimizer, FP32Optimizer)
     torch_part = sub_sd if is_whole else sub_sd.setdefault('optimizer', {})
-    torch_part['param_groups'] = loaded
+    torch_part['param_groups'] = groups
     if steps and steps[0] is not None:
         torch_part['state']['common_step'] = steps[0]
+
+
+def _matching_group(loaded, own, module_name):
+    """Return a copy of the loaded group of this kind, for the parameters of the run's own group.
+
+    Raises:
+        ValueError: when there is none.
+    """
+    kind = [key for key in param_group_identifier_keys if key != 'is_expert_parallel']
+    alike = [group for group in loaded if all(group.get(key) == own.get(key) for key in kind)]
+    if not alike:
+        asked = ", ".join(f"{key} {own.get(key)}" for key in kind)
+        raise ValueError(
+            f"optimizer of module '{module_name}': the checkpoint has no parameter group with "
+            f"{asked}"
+        )
+    expert = own.get('is_expert_parallel')
+    same = [group for group in alike if group.get('is_expert_parallel') == expert]
+    found = deepcopy((same or alike)[0])
+    return {**found, 'is_expert_parallel': expert, 'params': own['params']}
 
 
 def _get_replica_id(pg_collection: Optional[ProcessGroupCollection]) -> tuple:
