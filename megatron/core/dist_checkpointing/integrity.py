@@ -270,17 +270,19 @@ def check_structure(directory: Path) -> Structure:
     except OSError as error:
         reason = 'does not exist' if isinstance(error, FileNotFoundError) else _unreadable(error)
         return Structure(damage=(Damage(file=directory.name, reason=reason),), manifest=None)
-    damage = _config_damage(directory)
+    found = _config_damage(directory)
     manifest = None
     try:
         manifest = read_manifest(directory)
     except CheckpointingException as error:
-        damage.append(Damage(file=MANIFEST, reason=str(error)))
+        found.append(Damage(file=MANIFEST, reason=str(error)))
     if manifest is not None:
-        damage += _manifest_damage(directory, manifest)
-    named = {item.file for item in damage}
-    damage += [d for d in _metadata_damage(directory, manifest) if d.file not in named]
-    return Structure(damage=tuple(damage), manifest=manifest)
+        found += _manifest_damage(directory, manifest)
+    found += _metadata_damage(directory, manifest)
+    damage: dict[str, Damage] = {}
+    for item in found:
+        damage.setdefault(item.file, item)  # the first that is said of a file
+    return Structure(damage=tuple(damage.values()), manifest=manifest)
 
 
 def check_files(directory: Path, algorithm: str, digests: Iterable[FileDigest]) -> list[Damage]:
