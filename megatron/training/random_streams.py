@@ -17,8 +17,8 @@ read the one object there is. Stock reads our checkpoints as its own.
 - the sizes are the same: each rank goes on with its own streams, wherever the module's ranks are;
 - only DP has changed: a rank takes the streams of its place with its DP rank modulo the saved DP;
 - TP, PP, CP, EP or ETP has changed, or the module had no streams of its own (it shared its ranks
-  with the language module): the streams start as those of a new run whose ``--seed`` is this run's
-  plus the loaded iteration.
+  with the language module): the streams are those that a new run begins with, before it builds its
+  model, whose ``--seed`` is this run's plus the loaded iteration.
 """
 
 import random

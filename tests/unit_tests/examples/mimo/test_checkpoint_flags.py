@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit_tests.helpers.distributed import RankPool
+from tests.unit_tests.helpers.mimo_models import with_built
 from tests.unit_tests.helpers.recorded_runs import Recorded, Step, train_recorded
 
 pytestmark = pytest.mark.tier1
@@ -150,3 +151,21 @@ def test_common_state(rank_pool: Pools, saved: tuple[Path, list[Recorded]]) -> N
             "random_streams": "per_rank",
         },
     }
+
+
+def described(built: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Metadata before and after a model of several modules was described with it."""
+    metadata = {'dp_cp_group': built.model.pg_collection.dp_cp, 'singleton_local_shards': False}
+    before = dict(metadata)
+    state = {"model": built.model.sharded_state_dict(metadata=metadata)}
+    built.optimizer.sharded_state_dict(state, metadata=metadata)
+    return {key: str(value) for key, value in before.items()}, {
+        key: str(value) for key, value in metadata.items()
+    }
+
+
+def test_metadata_is_not_changed(rank_pool: Pools) -> None:
+    """The dictionary that describes every module comes out as it went in, on ranks of two."""
+    modules = ("--module", "vision:tp=2,colocated", "--module", "language:tp=2")
+    for before, after in rank_pool(2).run(with_built, described, modules):
+        assert before == after

@@ -33,8 +33,8 @@ def test_rerun_from_a_checkpoint(rank_pool: Pools, tmp_path: Path) -> None:
 
     An error is reported to the fourth step, the second of its process. It repeats in place, so the
     run saves the state before that step and ends. The next run does the step again, and ends as
-    well, since it is on the same machine and cannot tell whose fault it was. A run of another layout
-    trains on from it.
+    well, since it is on the same machine and cannot tell whose fault it was. A run of another
+    layout trains on from it.
     """
     saved = (*COMMON, "--save", str(tmp_path), "--load", str(tmp_path))
     assert rank_pool(2).run(exit_code, (*saved, *ONE_EACH, "--exit-interval", "2")) == [0, 0]

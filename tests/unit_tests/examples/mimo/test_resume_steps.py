@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit_tests.helpers.distributed import RankPool
-from tests.unit_tests.helpers.recorded_runs import Recorded, train_recorded
+from tests.unit_tests.helpers.mimo_models import with_built
+from tests.unit_tests.helpers.recorded_runs import Recorded, streams, train_recorded
 
 pytestmark = pytest.mark.tier1
 
@@ -19,6 +21,9 @@ EXPERTS = (
 LAYOUTS = {
     "disjoint": (3, ("--module", "vision:dp=2", "--module", "language")),
     "experts": (2, ("--module", "language:dp=2,ep=2", "--mock-text-only", *EXPERTS)),
+    "random init": (
+        *(2, ("--module", "language:dp=2", "--mock-text-only", "--data-parallel-random-init")),
+    ),
 }
 
 
@@ -57,6 +62,33 @@ def test_streams_go_on(rank_pool: Pools, tmp_path: Path, layout: str) -> None:
     for name in whole[0].steps[2].streams:
         assert len({rank.steps[2].streams[name] for rank in whole}) == world_size, name
     assert_same_steps(whole, again, 2)
+
+
+def seeded_two_later(built: Any) -> dict[str, str]:
+    """Streams with which a rank of a run whose seed is two higher starts to build its model."""
+    from examples.mimo.training.hetero.seeds import seed_module
+
+    seed_module(built.args.seed + 2, built.model.seed_offset, built.model.pg_collection)
+    return streams()
+
+
+def test_a_changed_module_starts_anew(rank_pool: Pools, tmp_path: Path) -> None:
+    """In a new layout one module goes on with its streams; the other starts as a later run would.
+
+    Its streams are those that a new run with the seed plus the loaded iteration begins with.
+    """
+    common = ("--train-iters", "3", "--use-distributed-optimizer", "--module", "vision")
+    saving = ("--save", str(tmp_path), "--save-interval", "2", "--module", "language")
+    reshardable = "--dist-ckpt-optim-fully-reshardable"
+    whole = rank_pool(2).run(train_recorded, (*common, *saving, reshardable))
+    changed = (*common, "--module", "language:tp=2")
+    loading = ("--load", str(tmp_path), "--ckpt-step", "2")
+    again = rank_pool(3).run(train_recorded, (*changed, *loading))
+    new = rank_pool(3).run(with_built, seeded_two_later, changed)
+    assert again[0].steps == whole[0].steps[2:]
+    for rank in (1, 2):
+        assert again[rank].steps[0].streams == new[rank]
+        assert again[rank].steps[0].rates == whole[1].steps[2].rates
 
 
 def test_cosine_goes_on_over_eight_ranks(rank_pool: Pools, tmp_path: Path) -> None:
