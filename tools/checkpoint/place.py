@@ -9,6 +9,8 @@ from tools.checkpoint.errors import CheckpointError, DamagedCheckpointError
 
 TRACKER = "latest_checkpointed_iteration.txt"
 METADATA = ".metadata"
+MANIFEST = "integrity.json"
+"""Sizes and checksums of all other files; our saves write it, stock Megatron's may."""
 _ITERATION = re.compile(r"iter_\d{7,}")
 _RELEASE = "release"
 

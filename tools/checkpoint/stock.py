@@ -7,10 +7,7 @@ hold some of its classes, and they have to be written again as what they were.
 from __future__ import annotations
 
 import copy
-import importlib
 import io
-import logging
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +16,14 @@ from tools.checkpoint.errors import DamagedCheckpointError
 from tools.checkpoint.index import COMMON_STATE
 from tools.checkpoint.naming import LANGUAGE, PARAM_GROUPS, Kind, carried
 from tools.checkpoint.payload import pieces
+from tools.checkpoint.quiet import import_quietly
 
 if TYPE_CHECKING:
     from tools.checkpoint.contents import Contents
     from tools.checkpoint.index import ObjectEntry
+
+_CLASSES = "megatron.core.safe_globals"
+"""Registers the classes that Megatron allows in a checkpoint."""
 
 
 def whole_optimizer(contents: Contents, module: str) -> str | None:
@@ -103,14 +104,14 @@ def _read_common(contents: Contents) -> dict[str, Any]:
     for entry in contents.index.objects.values():
         if entry.name == COMMON_STATE:
             return _read(contents, entry)
-    _import_classes()
+    import_quietly(_CLASSES)
     path = contents.index.directory / "common.pt"
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _read(contents: Contents, entry: ObjectEntry) -> Any:  # noqa: ANN401 - any object
     """Read an object as Megatron does."""
-    _import_classes()
+    import_quietly(_CLASSES)
     assert entry.place is not None
     raw = io.BytesIO(b"".join(pieces(contents.index, entry.place)))
     try:
@@ -121,15 +122,3 @@ def _read(contents: Contents, entry: ObjectEntry) -> Any:  # noqa: ANN401 - any 
         )
         raise DamagedCheckpointError(msg) from error
     return value
-
-
-def _import_classes() -> None:
-    """Import the classes that Megatron allows in a checkpoint, without what it says meanwhile."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            importlib.import_module("megatron.core.safe_globals")
-    finally:
-        logging.disable(level)

@@ -19,6 +19,8 @@ from tools.checkpoint.coverage import object_problems, tensor_problems
 from tools.checkpoint.errors import DamagedCheckpointError
 from tools.checkpoint.index import Chunk, Index, Place, TensorEntry, read_index
 from tools.checkpoint.payload import TensorHeader, check_item
+from tools.checkpoint.place import MANIFEST
+from tools.checkpoint.quiet import import_quietly
 from tools.checkpoint.tables import in_bytes, plural, print_json, print_table
 
 if TYPE_CHECKING:
@@ -64,10 +66,25 @@ def verify(index: Index, *, quick: bool = False) -> Iterator[tuple[str, list[Pro
     files = list(file_problems(index))
     yield "files are whole", files
     yield "keys are complete", list(_key_problems(index))
+    broken = {problem.subject for problem in files}
+    rest = " (of the other files)" if broken else ""
+    is_proven = False
+    if (index.directory / MANIFEST).is_file():
+        found = list(_manifest_problems(index, checksums=not quick))
+        is_proven = not found
+        others = [problem for problem in found if problem.subject not in broken]
+        yield f"files match {MANIFEST}{rest}", others
     if not quick:
-        broken = {problem.subject for problem in files}
-        rest = " (of the other files)" if broken else ""
-        yield f"contents match their checksums{rest}", list(_content_problems(index, broken))
+        # Where all files are what was written, their values need not be read once more.
+        found = list(_content_problems(index, broken, values=not is_proven))
+        yield f"contents match their checksums{rest}", found
+
+
+def _manifest_problems(index: Index, *, checksums: bool) -> Iterator[Problem]:
+    """Files that are not what the save wrote, by Megatron's own check before a load."""
+    integrity = import_quietly("megatron.core.dist_checkpointing.integrity")
+    for damage in integrity.find_damage(index.directory, checksums=checksums):
+        yield Problem(subject=damage.file, text=damage.reason)
 
 
 def file_problems(index: Index) -> Iterator[Problem]:
@@ -104,8 +121,8 @@ def _key_problems(index: Index) -> Iterator[Problem]:
         yield Problem(subject=key, text="has bytes in a file, but is not described")
 
 
-def _content_problems(index: Index, broken_files: set[str]) -> Iterator[Problem]:
-    """Read every item once, on a few threads, in pieces."""
+def _content_problems(index: Index, broken_files: set[str], *, values: bool) -> Iterator[Problem]:
+    """Read every item once, on a few threads, in pieces; without ``values`` what describes it."""
     work: list[tuple[TensorEntry | None, Chunk | None, str, Place]] = []
     for tensor in index.tensors.values():
         work += [(tensor, c, tensor.key, c.place) for c in tensor.chunks if c.place is not None]
@@ -116,7 +133,7 @@ def _content_problems(index: Index, broken_files: set[str]) -> Iterator[Problem]
     def check(item: tuple[TensorEntry | None, Chunk | None, str, Place]) -> str | None:
         tensor, chunk, _, place = item
         try:
-            stored = check_item(index, place)
+            stored = check_item(index, place, values=values)
         except (ValueError, DamagedCheckpointError) as error:
             return str(error)
         if tensor is None or chunk is None:
@@ -160,5 +177,6 @@ def _print(index: Index, checks: dict[str, list[Problem]]) -> None:
     )
     for problem in (problem for found in checks.values() for problem in found):
         print(f"damaged: {problem}")
-    for name in index.stale_files:
+    named = {problem.subject for found in checks.values() for problem in found}
+    for name in sorted(set(index.stale_files) - named):
         print(f"note: {name} holds nothing of this checkpoint (left by an older run)")

@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import shutil
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -29,6 +30,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from tools.checkpoint.errors import CheckpointError
 from tools.checkpoint.place import METADATA, TRACKER
+from tools.checkpoint.quiet import import_quietly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -47,6 +49,7 @@ class CheckpointWriter:
         self._file: BinaryIO | None = None
         self._entries: dict[str, Any] = {}
         self._places: dict[MetadataIndex, _StorageInfo] = {}
+        self._checksums: dict[str, int] = {}
 
     def add_chunk(
         self,
@@ -71,7 +74,7 @@ class CheckpointWriter:
         self._entries[key] = BytesStorageMetadata()
         self._places[MetadataIndex(key)] = self._write(payload)
 
-    def finish(self) -> None:
+    def finish(self, *, manifest: bool) -> None:
         """Write what the directory holds, and bring all of it to the disk."""
         self._close()
         metadata = Metadata(
@@ -83,6 +86,8 @@ class CheckpointWriter:
         _write_durably(self._directory / METADATA, pickle.dumps(metadata))
         backend = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
         _write_durably(self._directory / "metadata.json", json.dumps(backend).encode())
+        if manifest:
+            self._write_manifest()
         _sync_directory(self._directory)
 
     def _write(self, payload: Iterable[bytes]) -> _StorageInfo:
@@ -90,10 +95,27 @@ class CheckpointWriter:
             self._close()
             self._file = (self._directory / f"__0_{self._number}.distcp").open("wb")
             self._number += 1
-        start = self._file.tell()
+        start, name = self._file.tell(), Path(self._file.name).name
+        checksum = self._checksums.get(name, 0)
         for piece in payload:
             self._file.write(piece)
-        return _StorageInfo(Path(self._file.name).name, start, self._file.tell() - start)
+            checksum = zlib.crc32(piece, checksum)
+        self._checksums[name] = checksum
+        return _StorageInfo(name, start, self._file.tell() - start)
+
+    def _write_manifest(self) -> None:
+        """Write the file that tells every other file's size and checksum, as our saves do."""
+        integrity = import_quietly("megatron.core.dist_checkpointing.integrity")
+        taken = {
+            name: integrity.FileDigest(
+                name=name,
+                size=(self._directory / name).stat().st_size,
+                checksum=f"{checksum:08x}",
+            )
+            for name, checksum in self._checksums.items()
+        }
+        manifest = integrity.make_manifest(self._directory, taken)
+        _write_durably(self._directory / integrity.MANIFEST, manifest.text().encode())
 
     def _close(self) -> None:
         if self._file is not None:
@@ -111,8 +133,15 @@ def dumped(value: object) -> list[bytes]:
 
 
 @contextlib.contextmanager
-def new_iteration(root: Path, iteration: int) -> Iterator[CheckpointWriter]:
+def new_iteration(
+    root: Path, iteration: int, *, manifest: bool = True
+) -> Iterator[CheckpointWriter]:
     """Write ``root/iter_...`` and make it the one that the tracker names, if the block ends well.
+
+    Args:
+        root: folder of the tracker, made if it is not there.
+        iteration: the number.
+        manifest: write checksums of the files too, for which Megatron is imported.
 
     Raises:
         CheckpointError: there is such an iteration already.
@@ -127,7 +156,7 @@ def new_iteration(root: Path, iteration: int) -> Iterator[CheckpointWriter]:
     try:
         writer = CheckpointWriter(partial)
         yield writer
-        writer.finish()
+        writer.finish(manifest=manifest)
         partial.rename(final)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

@@ -78,6 +78,7 @@ def train_stock_gpt(arguments: Sequence[str]) -> Run:
         model = gpt_config_from_args(args)
         model.post_wrap_hooks.extend(hooks)
         dataset = get_data_provider(config.data_provider).datasets(args).train
+        del args.module_layout  # a stock run knows of no modules, nor does its checkpoint
 
         def batches(_: Any) -> tuple[Any, None, None]:
             order = SampleOrder(size=len(dataset), seed=args.seed, shuffle=True)

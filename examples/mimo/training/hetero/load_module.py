@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import (
     ShardedObject,
@@ -20,13 +21,14 @@ from megatron.core.dist_checkpointing.mapping import (
     ShardedTensorFactory,
 )
 from megatron.core.dist_checkpointing.utils import apply_prefix_mapping
+from megatron.core.dist_checkpointing.verdict import gather_everywhere
+from megatron.core.dist_checkpointing.verification import refuse_damaged
 from megatron.training.checkpointing import checkpoint_exists
 
 from examples.mimo.training.hetero.layout import LayoutError
 from tools.checkpoint.contents import Contents
 from tools.checkpoint.errors import CheckpointError
 from tools.checkpoint.naming import Kind, module_prefix
-from tools.checkpoint.verification import file_problems
 
 if TYPE_CHECKING:
     import argparse
@@ -85,7 +87,7 @@ class ModuleLoader:
         """
         if not self._sources:
             return models
-        resumed = _agreed(self._resumed_from())
+        resumed = gather_everywhere(self._resumed_from())[0]
         if resumed is not None:
             _say(f"--load-module has no effect: weights come from the checkpoint in {resumed}")
             return models
@@ -112,7 +114,7 @@ def _load(source: ModuleSource, model: HeteroMimoModel) -> None:
         raise ModuleLoadError(msg)
     state = _wanted(source.module, prefix, model, contents)
     findings = Findings()
-    for other in _gathered(_compare(state, prefix, source, contents)):
+    for other in gather_everywhere(_compare(state, prefix, source, contents)):
         findings.add(other)
     _refuse(source, findings)
     directory = str(contents.index.directory)
@@ -133,16 +135,18 @@ def _open(source: ModuleSource) -> Contents:
     contents, problem = None, None
     try:
         contents = Contents.read(source.path)
-        if dist.get_rank() == 0:
-            damaged = next(file_problems(contents.index), None)
-            problem = damaged and f"{contents.index.directory}: {damaged}"
     except (CheckpointError, OSError) as error:
         problem = str(error)
-    problems = [text for text in _gathered(problem) if text is not None]
+    problems = [text for text in gather_everywhere(problem) if text is not None]
     if problems:
         msg = f"{source}: {problems[0]}"
         raise ModuleLoadError(msg)
     assert contents is not None
+    try:
+        refuse_damaged(contents.index.directory)
+    except CheckpointingException as error:  # the same one on every rank
+        msg = f"{source}: {error}"
+        raise ModuleLoadError(msg) from error
     return contents
 
 
@@ -244,18 +248,6 @@ def _listed(title: str, keys: Iterable[str]) -> str:
     return f"  {title}: {len(names)}" + "".join(
         f"\n    {name}" for name in (*names[:_SHOWN], *more)
     )
-
-
-def _gathered[T](value: T) -> list[T]:
-    """Every rank's value, on every rank. Collective over the world."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
-def _agreed[T](value: T) -> T:
-    """Rank 0's value, on every rank. Collective over the world."""
-    return _gathered(value)[0]
 
 
 def _say(text: str) -> None:

@@ -60,9 +60,10 @@ def write(
     others: Mapping[str, Any],
     pieces: Sequence[int] = (1, 1, 1),
     iteration: int = 10,
+    manifest: bool = False,
 ) -> Path:
     """Write a checkpoint whose tensors are cut into so many pieces along each dimension."""
-    with new_iteration(root, iteration) as writer:
+    with new_iteration(root, iteration, manifest=manifest) as writer:
         for key, value in values.items():
             for offsets, chunk in cut(value, pieces):
                 add(writer, key, value.shape, offsets, chunk)

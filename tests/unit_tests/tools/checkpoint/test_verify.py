@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,7 +91,7 @@ def test_every_bit_of_the_values_counts(tmp_path: Path) -> None:
 
 def written(root: Path, chunks: list[tuple[tuple[int, int], torch.Tensor]]) -> Path:
     """A checkpoint with one tensor of 4 x 4 in these chunks."""
-    with new_iteration(root, 1) as writer:
+    with new_iteration(root, 1, manifest=False) as writer:
         for offsets, chunk in chunks:
             made.add(writer, "decoder.weight", (4, 4), offsets, chunk)
         writer.add_object("common_state/shard_0_1", dumped({"iteration": 1}))
@@ -144,3 +146,48 @@ def test_missing_object(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     report = json.loads(capsys.readouterr().out)
     assert report["problems"][0]["problem"] == "language.rng_state: 1 of 2 shards are missing"
     assert report["checks"]["files are whole"] is True
+
+
+def test_manifest(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Where the save wrote checksums of the files, no byte at all can change, nor a file be added."""
+    directory = made.write(tmp_path, made.tensors(), made.objects(), manifest=True)
+    assert main(["verify", str(tmp_path)]) == 0
+    assert "files match integrity.json      ok" in capsys.readouterr().out
+    flip(directory / FILE, 8)  # in a header, which no checksum inside the file covers
+    assert main(["verify", str(tmp_path)]) == 1
+    assert f"damaged: {FILE}: " in capsys.readouterr().out
+    flip(directory / FILE, 8)
+    shutil.copy(directory / FILE, directory / "__9_0.distcp")
+    assert main(["verify", str(tmp_path), "--quick"]) == 1
+    assert "__9_0.distcp: not in integrity.json" in capsys.readouterr().out
+
+
+def test_memory_is_that_of_a_chunk(tmp_path: Path) -> None:
+    """Checking, comparing and copying 96 MiB in chunks of 2 MiB takes little more than starting."""
+    values = {f"language_model.w{i}": torch.rand(12, 512, 1024) for i in range(4)}
+    for name, pieces in (("a", (12, 1, 1)), ("b", (12, 1, 2))):
+        made.write(tmp_path / name, values, made.objects(), pieces=pieces, manifest=True)
+    script = f"""
+from pathlib import Path
+from tools.checkpoint.__main__ import main
+
+from tools.checkpoint.quiet import import_quietly
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
+
+import_quietly("megatron.core.safe_globals")
+assert main(["inspect", {str(tmp_path / "a")!r}]) == 0
+start = peak()
+assert main(["verify", {str(tmp_path / "a")!r}]) == 0
+assert main(["diff", {str(tmp_path / "a")!r}, {str(tmp_path / "b")!r}]) == 0
+assert main(["extract", {str(tmp_path / "a")!r}, "--module", "language",
+             "--output", {str(tmp_path / "c")!r}]) == 0
+print(peak() - start)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    grown = int(done.stdout.split()[-1])
+    assert grown < 40, grown
