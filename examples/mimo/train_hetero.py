@@ -33,7 +33,7 @@ from examples.mimo.training.hetero.checkpointing import (
     warn_of_flags_without_effect,
 )
 from examples.mimo.training.hetero.device import select_device
-from examples.mimo.training.hetero.layout import LayoutError
+from examples.mimo.training.hetero.layout import LayoutError, SharedLayoutError
 
 if TYPE_CHECKING:
     import argparse
@@ -46,7 +46,7 @@ LOOP_ARGUMENTS = ("--dataloader-type", "external", "--eval-interval", "1000")
 
 def main() -> None:
     """Entry point of every process of a run, and of ``--dry-run``."""
-    speaks = os.environ.get("RANK", "0") == "0"  # all ranks meet the same error
+    speaks = speaks_first = os.environ.get("RANK", "0") == "0"  # all ranks meet the same error
     try:
         config, stock_argv = parse_hetero_arguments(sys.argv[1:])
         args = prepare(config, stock_argv)
@@ -63,7 +63,7 @@ def main() -> None:
         speaks = True  # from here on an error may be that of the ranks of one module
         train(config, args)
     except LayoutError as error:
-        if speaks:
+        if speaks and (speaks_first or not isinstance(error, SharedLayoutError)):
             print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the user's answer
         sys.exit(USAGE_ERROR)
 

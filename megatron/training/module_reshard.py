@@ -7,9 +7,8 @@ number and the flag that helps; it is shared, so that every rank raises it and n
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple, Union
 
-import torch
 from torch.distributed.checkpoint import FileSystemReader
 
 from megatron.core.dist_checkpointing.dict_utils import nested_values
@@ -18,6 +17,7 @@ from megatron.core.dist_checkpointing.mapping import (
     ShardedTensor,
     ShardedTensorFactory,
 )
+from megatron.core.dist_checkpointing.verdict import gather_everywhere
 from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY
 from megatron.core.models.mimo.optimizer import SAVED_OPTIMIZERS
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -38,8 +38,7 @@ def raise_on_every_rank(problem: Optional[str]) -> None:
     Raises:
         ReshardError: on every rank alike, with the problem of the first rank that has one.
     """
-    problems = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(problems, problem)
+    problems = gather_everywhere(problem)
     first = next(filter(None, problems), None)
     if first is not None:
         raise ReshardError(first)
@@ -138,12 +137,11 @@ def _module_problems(args: Arguments, saved_args: Arguments, checkpoint: str) ->
     """What the checkpoint's modules have against it, whatever is to be loaded of them."""
     changes = compare_grids(saved_args, args)
     saved = ", ".join(name for name, change in changes.items() if change.saved is not None)
-    apart = {name.split('=')[0] for name in getattr(args, 'load_module', None) or ()}
     for name, change in changes.items():
-        if change.saved is None and name not in apart:
+        if change.saved is None:
             yield (
-                f"--module {name}: {checkpoint} has no such module, it was saved "
-                f"with {saved}; leave it out, or load its weights with --load-module {name}=PATH."
+                f"--module {name}: {checkpoint} has no such module, it was saved with {saved}; "
+                f"leave it out, or start anew with {_instead(checkpoint)}."
             )
         if change.present is None and not args.finetune:
             yield (
@@ -279,13 +277,16 @@ def _missing(checkpoint: Path, keys: List[str], saved: Dict[str, Optional[Tuple[
     elif first.startswith('mimo.'):
         remedy = f"the module did not train, or not as here, when it was saved; {_FRESH}"
     elif not any(_module_of(key) for key in saved):
-        remedy = (
-            f"no MIMO run wrote it; load it into one module with --load-module "
-            f"{MIMO_LANGUAGE_MODULE_KEY}={checkpoint.parent}"
-        )
+        remedy = f"no MIMO run wrote it; start anew with {_instead(checkpoint)}"
     else:
         remedy = "the model must be the one that was saved"
     return f"module {module}: {checkpoint} has no {first}{more}; {remedy}."
+
+
+def _instead(checkpoint: Union[str, Path]) -> str:
+    """Flag that takes the language module's weights, and nothing else, from a checkpoint."""
+    folder = Path(checkpoint).parent
+    return f"--load-module {MIMO_LANGUAGE_MODULE_KEY}={folder} in place of --load"
 
 
 def _module_of(key: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.unit_tests.helpers.checkpoint_values import Values, assembled, equal_bits, values_of
 from tests.unit_tests.helpers.distributed import RankPool
 from tests.unit_tests.helpers.mimo_models import with_built
-from tests.unit_tests.helpers.mimo_runs import train_mimo
+from tests.unit_tests.helpers.mimo_runs import NO_DROPOUT, train_mimo
 
 pytestmark = pytest.mark.tier1
 
@@ -162,11 +163,11 @@ REFUSED = {
 
 def refusal(arguments: tuple[str, ...]) -> str:
     """What this rank is told when it loads; every rank of the run is asked."""
-    from megatron.training.module_reshard import ReshardError
+    from examples.mimo.training.hetero.layout import SharedLayoutError
 
     try:
         with_built(values_of, arguments)
-    except ReshardError as error:
+    except SharedLayoutError as error:
         return str(error)
     return "it was loaded"
 
@@ -223,3 +224,37 @@ def groups_of(ranks: list[Values]) -> dict[str, Any]:
         for key, group in rank.groups.items():
             assert groups.setdefault(key, group) == group
     return groups
+
+
+def test_padding_of_the_vocabulary_follows(
+    rank_pool: Pools, checkpoint: Callable[..., tuple[str, list[Values]]]
+) -> None:
+    """Where TP changes how far the vocabulary is padded, its words arrive and padding is zero."""
+    options = ("--bf16", *FULLY, "--make-vocab-size-divisible-by", "72")  # 144 words at TP 1 or 2
+    folder, saved = checkpoint((3, "vision language:tp=2"), (*options, "--vocab-size", "140"))
+    words = (*options, "--vocab-size", "140", "--make-vocab-size-divisible-by", "100")
+    arguments = (*arguments_of("vision language:pp=2"), *words, "--train-iters", "2")
+    loaded = rank_pool(3).run(with_built, values_of, (*arguments, "--load", folder))
+    expected, found = assembled(saved), assembled(loaded)
+    padded = [key for key in expected if found[key].shape != expected[key].shape]
+    assert len(padded) == 1 + 3  # the weight, its master weight and moments
+    for key in padded:
+        assert (found[key].shape[0], expected[key].shape[0]) == (200, 144)
+        assert not found[key][144:].any()
+        assert equal_bits(found.pop(key)[:140], expected.pop(key)[:140])
+    assert differences(expected, found) == []
+
+
+def test_training_goes_on(rank_pool: Pools, tmp_path: Path) -> None:
+    """A run that changes its layout half way goes on with the losses of one that does not."""
+    common = (*FULLY, *NO_DROPOUT, "--train-iters", "6")
+    stays = arguments_of("vision:dp=2 language:tp=2")
+    whole = rank_pool(4).run(train_mimo, (*common, *stays))
+    saved = ("--save", str(tmp_path), "--exit-interval", "3")
+    rank_pool(4).run(train_mimo, (*common, *stays, *saved))
+    changed = arguments_of("vision language:pp=2")
+    rest = rank_pool(3).run(train_mimo, (*common, *changed, "--load", str(tmp_path)))
+    losses, expected = (
+        [float.fromhex(loss) for loss in ranks[-1].losses] for ranks in (rest, whole)
+    )
+    assert losses == pytest.approx(expected[len(expected) // 2 :], rel=2e-5)

@@ -47,17 +47,6 @@ def optimizer(*trained: str) -> SimpleNamespace:
     return SimpleNamespace(module_infos=infos)
 
 
-@pytest.fixture(autouse=True)
-def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be the only rank of the world."""
-
-    def gather(answers: list[Any], own: Any) -> None:
-        answers[:] = [own]
-
-    monkeypatch.setattr(torch.distributed, 'get_world_size', lambda: 1)
-    monkeypatch.setattr(torch.distributed, 'all_gather_object', gather)
-
-
 def told(
     saved: SimpleNamespace,
     present: SimpleNamespace,
@@ -111,15 +100,14 @@ def test_without_optimizer_any_layout_loads(flag: str) -> None:
 
 
 def test_a_module_that_the_checkpoint_lacks() -> None:
-    """A new module is refused, naming what there is; weights of its own make it possible."""
+    """A new module is refused, naming what there is and what starts without it."""
     saved = arguments({'language': {}})
     text = told(saved, arguments(VISION))
     assert text == (
         "--module vision: run/iter_1 has no such module, it was saved with language; leave it out, "
-        "or load its weights with --load-module vision=PATH."
+        "or start anew with --load-module language=run in place of --load."
     )
     assert told(arguments(None), arguments(VISION)) == text
-    assert told(saved, arguments(VISION, load_module=["vision=PATH"])) == ""
 
 
 def test_a_module_that_would_be_lost() -> None:
@@ -242,7 +230,11 @@ def test_what_factories_make_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
     ('key', 'saved', 'remedy'),
     [
         ('vision.rng_state', 'language_model__w', "pass --no-load-rng to go on with fresh"),
-        ('language_model.w', 'embedding__w', "no MIMO run wrote it; load it into one module with"),
+        (
+            'language_model.w',
+            'embedding__w',
+            "no MIMO run wrote it; start anew with --load-module language=run in",
+        ),
         ('language_model.w', 'language_model__v', "the model must be the one that was saved"),
         ('mimo.vision.w', 'language_model__v', "pass --no-load-optim"),
     ],

@@ -29,6 +29,10 @@ class LayoutError(ValueError):
     """A layout that cannot work; the message is one sentence with the flag and the numbers."""
 
 
+class SharedLayoutError(LayoutError):
+    """One that every rank raises with the same text, so that one of them may speak for all."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModuleGrid:
     """Rank grid of one module: ``tp * cp * dp * pp`` consecutive ranks from ``offset``.

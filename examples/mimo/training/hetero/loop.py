@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from megatron.core.enums import ModelType
 from megatron.training import get_args, pretrain
 from megatron.training.argument_utils import pretrain_cfg_container_from_args
+from megatron.training.module_reshard import ReshardError
 
 from examples.mimo.data import get_data_provider
 from examples.mimo.data.lanes import LaneBatches, MultimodalDataset, SampleOrder, rank_lanes
 from examples.mimo.model_providers import get_model_provider
-from examples.mimo.training.hetero.layout import LANGUAGE
+from examples.mimo.training.hetero.layout import LANGUAGE, SharedLayoutError
 from examples.mimo.training.hetero.load_module import ModuleLoader
 from examples.mimo.training.hetero.model import HeteroMimoConfig
 from examples.mimo.training.hetero.runtime import HeteroRuntime, hetero_runtime
@@ -20,7 +22,7 @@ from examples.mimo.training.hetero.step import ForwardStep
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from examples.mimo.data import DataSources
     from examples.mimo.training.hetero.args import HeteroConfig
@@ -39,6 +41,9 @@ def train(
         args: the validated stock namespace, already Megatron's global one.
         post_wrap_hooks: called with the wrapped model before the optimizer is built, as those of a
             stock ``ModelConfig``.
+
+    Raises:
+        SharedLayoutError: on every rank, where a checkpoint cannot be loaded under this layout.
     """
     provider = get_model_provider(config.model_provider)
     language = provider.language_config(args)
@@ -62,16 +67,26 @@ def train(
             frozen=config.freeze,
             post_wrap_hooks=[ModuleLoader(config.load_modules, args), *post_wrap_hooks],
         )
-        pretrain(
-            pretrain_cfg_container_from_args(args, model),
-            DatasetsProvider(runtime, sources),
-            ModelType.encoder_or_decoder,
-            ForwardStep(runtime.device, args.params_dtype),
-            non_loss_data_func=sources.answer_check and sources.answer_check(runtime),
-            p2p_communicator=runtime.communicator,
-            pg_collection=runtime.pg_collection,
-            skip_model_parallel_init=True,
-        )
+        with _refusals_for_users():
+            pretrain(
+                pretrain_cfg_container_from_args(args, model),
+                DatasetsProvider(runtime, sources),
+                ModelType.encoder_or_decoder,
+                ForwardStep(runtime.device, args.params_dtype),
+                non_loss_data_func=sources.answer_check and sources.answer_check(runtime),
+                p2p_communicator=runtime.communicator,
+                pg_collection=runtime.pg_collection,
+                skip_model_parallel_init=True,
+            )
+
+
+@contextlib.contextmanager
+def _refusals_for_users() -> Iterator[None]:
+    """Let a checkpoint that this layout cannot load be the user's answer, not a traceback."""
+    try:
+        yield
+    except ReshardError as error:
+        raise SharedLayoutError(str(error)) from error
 
 
 class DatasetsProvider:
