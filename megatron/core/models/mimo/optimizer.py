@@ -1,5 +1,6 @@
 """Optimizers of the modules that train."""
 
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, Dict, Optional
 
@@ -18,6 +19,7 @@ from megatron.core.models.mimo.optimizer import (
     _restore_grad_scaler,
     _restore_param_state_sharding_type,
 )
+from megatron.core.optimizer.grad_scaler import MegatronGradScaler
 from megatron.core.optimizer.optimizer import (
     FP32Optimizer,
     MegatronOptimizer,
@@ -30,6 +32,29 @@ from megatron.core.transformer.module import MegatronModule
 
 class MimoOptimizer(MegatronOptimizer):
     """Optimizer of a MIMO model."""
+
+    @torch.no_grad()
+    def prepare_grads(self) -> bool:
+        """Unscale all modules' gradients and tell whether one anywhere is not finite.
+
+        Collective over the world in fp16, else local. The loss is scaled once, by the optimizer of
+        the rank that computes it, and each module unscales its gradients by its own scaler. So the
+        scalers have to move together: where any module found a value that is not finite, all of
+        them take note, not that module's alone.
+        """
+        scalers = list(_grad_scalers(self._active_optimizers))
+        states = [scaler.state_dict() for scaler in scalers]
+        answers = [optimizer.prepare_grads() for optimizer in self._active_optimizers]
+        found = any(answers)
+        if not self.config.fp16:
+            return found
+        flag = torch.tensor([found], dtype=torch.int32, device=torch.cuda.current_device())
+        torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+        if flag.item():
+            for scaler, state in zip(scalers, states, strict=True):
+                scaler.load_state_dict(state)
+                scaler.update(True)
+        return bool(flag.item())
 
     @torch.no_grad()
     def get_grad_norm(self) -> float:
@@ -162,6 +187,15 @@ def _common_step(parts, optimizer):
         state = part.get('state', {})
         steps += [state['common_step']] if 'common_step' in state else []
     return max(steps, key=float, default=None)
+
+
+def _grad_scalers(optimizers: list[MegatronOptimizer]) -> Iterator[MegatronGradScaler]:
+    """Gradient scalers of single and chained optimizers."""
+    for optimizer in optimizers:
+        if hasattr(optimizer, 'chained_optimizers'):
+            yield from _grad_scalers(optimizer.chained_optimizers)
+        elif getattr(optimizer, 'grad_scaler', None) is not None:
+            yield optimizer.grad_scaler
 
 
 def _extract_param_groups(sub_sd, module_name, suffix, replica_id, common_step):
