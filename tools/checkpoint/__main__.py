@@ -23,6 +23,7 @@ COMMANDS = {
     "verify": ("tools.checkpoint.verification", "every file, every key, every byte"),
     "diff": ("tools.checkpoint.difference", "compare two checkpoints key by key, bit by bit"),
     "extract": ("tools.checkpoint.extraction", "one module as a checkpoint of its own"),
+    "torture": ("tools.checkpoint.torture", "kill runs in the middle of saves and count losses"),
 }
 """Module and one line of help of each command. The module, imported only when its command is
 called, has ``add_arguments(parser)``, ``run(options) -> exit code`` and a docstring for --help."""
