@@ -12,11 +12,6 @@ from tests.unit_tests.helpers.mimo_runs import COMMON
 
 # Getters that name no process group; the buffer is what one of our patches is about.
 NO_GROUP = ("get_global_memory_buffer", "get_nccl_options")
-# Of weight rematerialization, which our runs have not: they answer 0 and 1 while there are no
-# groups, and stock save puts them into its message.
-REMATERIALIZATION = tuple(
-    f"get_gtp_weight_remat_{what}" for what in ("group", "rank", "world_size")
-)
 
 
 @dataclass(frozen=True, kw_only=True)

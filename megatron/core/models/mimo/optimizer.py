@@ -12,9 +12,9 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.hyper_comm_grid import HyperCommGrid
 from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY
 from megatron.core.models.mimo.optimizer import (
+    _EXPERT_VIEW,
     ModuleOptimizerInfo,
     _extract_param_state_sharding_type,
-    _get_pg_collection_for_optimizer,
     _iter_optimizer_sub_dicts,
     _restore_grad_scaler,
     _restore_param_state_sharding_type,
@@ -311,6 +311,24 @@ def _matching_group(loaded, own, module_name):
     same = [group for group in alike if group.get('is_expert_parallel') == expert]
     found = deepcopy((same or alike)[0])
     return {**found, 'is_expert_parallel': expert, 'params': own['params']}
+
+
+def _get_pg_collection_for_optimizer(grid) -> ProcessGroupCollection:
+    """Collect the groups of a module's optimizer from its grid, on which all are created already.
+
+    Not collective. Without ``expt_tp`` the optimizer takes the dense tensor-parallel group for the
+    experts' and, where the two differ, leaves the experts of all but one rank out of its counts.
+    """
+    pg = ProcessGroupCollection()
+    for name in ('tp', 'dp', 'pp'):
+        setattr(pg, name, grid.get_pg(name))
+    for name in ('expt_tp', 'ep', 'expt_dp'):
+        setattr(pg, name, grid.get_pg(name, view=_EXPERT_VIEW))
+    pg.dp_cp = grid.get_pg(['dp', 'cp'])
+    pg.mp = grid.get_pg(['tp', 'pp'])
+    pg.intra_dist_opt = grid.get_pg(['tp', 'cp', 'dp', 'pp'])
+    pg.tp_ep_pp = grid.get_pg(['expt_tp', 'ep', 'pp'], view=_EXPERT_VIEW)
+    return pg
 
 
 def _get_replica_id(pg_collection: Optional[ProcessGroupCollection]) -> tuple:
