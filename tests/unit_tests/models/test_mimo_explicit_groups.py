@@ -43,6 +43,13 @@ CASES = {
             *("--num-experts", "4", "--moe-token-dispatcher-type", "alltoall"),
         ),
     ),
+    "two encoders, fully parallel load": (
+        4,
+        (
+            *("--module", "vision:dp=2", "--module", "right", "--module", "language", *DISTRIBUTED),
+            *("--image-patch-size", "4", "--ckpt-fully-parallel-load"),
+        ),
+    ),
     "frozen encoder": (2, ("--module", "vision", "--module", "language", "--freeze", "vision")),
 }
 
