@@ -74,6 +74,10 @@ def run(options: argparse.Namespace) -> int:
         differences += found
         count = counts.setdefault((own.module, str(own.kind)), [0, 0])
         count[bool(found)] += 1
+    if options.module is not None and not options.weights:
+        found = list(_compare_groups(a, b, options.module))
+        differences += found
+        counts.setdefault((options.module, str(Kind.OPTIMIZER)), [0, 0])[bool(found)] += 1
     if options.json:
         print_json(_report(a, b, counts, differences))
     else:
@@ -149,6 +153,19 @@ def _compare_tensors(
             different=distance.different,
             largest=distance.largest,
         )
+
+
+def _compare_groups(a: Contents, b: Contents, module: str) -> Iterator[Difference]:
+    """Compare parameter groups, which a MIMO optimizer and stock's keep in different places."""
+    groups = [
+        [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in contents.optimizer_groups(module)
+        ]
+        for contents in (a, b)
+    ]
+    for path, text in object_differences(*groups, "optimizer.param_groups"):
+        yield Difference(key=path, what="object", text=text)
 
 
 def _is_ignored(key: str, patterns: Iterable[str]) -> bool:

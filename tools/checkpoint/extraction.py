@@ -139,4 +139,6 @@ def _optimizer_in_words(contents: Contents) -> str:
     if metadata.get("distrib_optim_sharding_type") != "dp_reshardable":
         return "with it, for any layout"
     grid = contents.layout.get(LANGUAGE, {})
-    return f"with it, for tp {grid.get('tp', 1)} pp {grid.get('pp', 1)} (saved in buckets)"
+    sizes = {"tp": 1, "pp": 1, **{key: grid[key] for key in ("tp", "pp", "ep") if key in grid}}
+    shown = " ".join(f"{key} {size}" for key, size in sizes.items() if key != "ep" or size > 1)
+    return f"with it, for {shown} (saved in buckets)"

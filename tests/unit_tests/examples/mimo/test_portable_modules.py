@@ -20,18 +20,25 @@ from tools.checkpoint.__main__ import main
 pytestmark = pytest.mark.tier1
 
 Pools = Callable[[int], RankPool]
-OPTIMIZERS = {
-    "fp32": (),
-    "bf16": ("--bf16",),
-    "buckets": ("--bf16", "--use-distributed-optimizer"),
-    "reshardable": (
-        *("--bf16", "--use-distributed-optimizer"),
-        "--dist-ckpt-optim-fully-reshardable",
+# Attention dropout draws; the hidden one too, but a MIMO model has none after its embeddings.
+TEXT = ("--mock-text-only", "--hidden-dropout", "0")
+TP_2 = ("--module", "language:tp=2")
+SHARDED = ("--bf16", "--use-distributed-optimizer")
+RESHARDABLE = (*SHARDED, "--dist-ckpt-optim-fully-reshardable")
+EXPERTS = ("--num-experts", "4", "--moe-token-dispatcher-type", "alltoall")
+RUNS = {
+    "fp32": TP_2,
+    "bf16": (*TP_2, "--bf16"),
+    "buckets": (*TP_2, *SHARDED),
+    "reshardable": (*TP_2, *RESHARDABLE),
+    "experts": (
+        *("--module", "language:dp=2,ep=2", "--swiglu", "--disable-bias-linear"),
+        *(*EXPERTS, *RESHARDABLE),
     ),
 }
-# Attention dropout draws; the hidden one too, but a MIMO model has none after its embeddings.
-TEXT = ("--mock-text-only", "--hidden-dropout", "0", "--bf16")
-GPT = ("--module", "language:tp=2", *TEXT)
+SWIGLU = ("--bf16", "--swiglu")
+"""Its weights are saved in two parts each."""
+GPT = (*TP_2, *TEXT, *SWIGLU)
 STILL = ("--train-iters", "1", "--lr", "0", "--min-lr", "0")
 """One iteration that leaves the weights alone."""
 
@@ -75,11 +82,10 @@ def same_weights(first: Path, second: Path, module: str) -> bool:
     return main(["diff", str(first), str(second), "--module", module, "--weights"]) == 0
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_stock_gpt_goes_on(optimizer: str, rank_pool: Pools, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", RUNS)
+def test_stock_gpt_goes_on(kind: str, rank_pool: Pools, tmp_path: Path) -> None:
     """Stock GPT resumes from an extracted language module where the MIMO run would, dropout on."""
-    arguments = ("--module", "language:tp=2", *TEXT[:-1], *OPTIMIZERS[optimizer])
-    schedule = (*arguments, "--train-iters", "4")
+    schedule = (*RUNS[kind], *TEXT, "--train-iters", "4")
     saved = ("--save", str(tmp_path / "mimo"), "--exit-interval", "2")
     rank_pool(2).run(train_mimo, (*schedule, *saved))
     whole = rank_pool(2).run(train_mimo, schedule)
@@ -113,7 +119,7 @@ def test_language_starts_from_stock_gpt(rank_pool: Pools, gpt: Path) -> None:
 
 def test_any_parallel_size(rank_pool: Pools, gpt: Path, tmp_path: Path) -> None:
     """Weights saved at TP 2 start a language module at PP 2, beside an encoder on its own rank."""
-    modules = ("--module", "vision", "--module", "language:pp=2", "--bf16", *STILL)
+    modules = ("--module", "vision", "--module", "language:pp=2", *SWIGLU, *STILL)
     arguments = ("--load-module", f"language={gpt}", "--save", str(tmp_path))
     rank_pool(3).run(train_mimo, (*modules, *arguments))
     assert same_weights(gpt, tmp_path, "language")
@@ -152,7 +158,7 @@ REFUSED = {
     "other width": (("--hidden-size", "64"), "the model has other sizes than the checkpoint"),
     "more layers": (
         ("--num-layers", "4"),
-        "layers.mlp.linear_fc1.bias is [2, 128] there, [4, 128]",
+        "self_attention.linear_qkv.weight is [2, 96, 32] there, [4, 96, 32]",
     ),
     "missing": (
         ("--untie-embeddings-and-output-weights",),
@@ -165,7 +171,7 @@ REFUSED = {
 def test_refused_on_every_rank(case: str, rank_pool: Pools, gpt: Path) -> None:
     """What does not fit is refused with one text on every rank, also those of other modules."""
     more, message = REFUSED[case]
-    modules = ("--module", "vision", "--module", "language:tp=2", "--bf16", *STILL)
+    modules = ("--module", "vision", *TP_2, *SWIGLU, *STILL)
     texts = rank_pool(3).run(refusal, (*modules, *more, "--load-module", f"language={gpt}"))
     assert len(set(texts)) == 1
     assert texts[0].startswith(f"--load-module language={gpt}: ")

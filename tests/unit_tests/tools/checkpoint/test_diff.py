@@ -116,11 +116,19 @@ def test_module_against_the_module_alone(tmp_path: Path, capsys: pytest.CaptureF
         for key, value in values.items()
         if "language" in key
     }
+    stock = {"common_state/shard_0_1": {"args": Namespace(tensor_model_parallel_size=2)}}
+    group = made.objects()["mimo.language.optimizer.mimo.language.param_groups/shard_0_1"][0]
+    stock["common_state/shard_0_1"]["optimizer"] = {"optimizer": {"param_groups": [group]}}
+    states = {key: value for key, value in made.objects().items() if key.startswith("language.rng")}
+    stock |= {key.removeprefix("language."): value for key, value in states.items()}
     a = made.write(tmp_path / "a", values, made.objects())
     b = made.write(tmp_path / "b", wrapped, made.objects())
-    stock = {"common_state/shard_0_1": {"args": Namespace(tensor_model_parallel_size=2)}}
     c = made.write(tmp_path / "c", alone, stock)
     assert not differences(capsys, a, b, "--module", "language")
-    assert not differences(capsys, a, c, "--module", "language", "--weights")
-    tensors_only = ("--module", "language", "--ignore", "*/shard_*")
-    assert not differences(capsys, b, c, *tensors_only)
+    assert not differences(capsys, a, c, "--module", "language")
+    assert not differences(capsys, b, c, "--module", "language")
+    stock["common_state/shard_0_1"]["optimizer"] = {"param_groups": [{**group, "step": 11}]}
+    d = made.write(tmp_path / "d", alone, stock)
+    assert list(differences(capsys, a, d, "--module", "language")) == [
+        "optimizer.param_groups.0.step"
+    ]

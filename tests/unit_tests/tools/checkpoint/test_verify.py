@@ -149,7 +149,7 @@ def test_missing_object(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 
 
 def test_manifest(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Where the save wrote checksums of the files, no byte at all can change, nor a file be added."""
+    """With the checksums of a save, no byte at all can change, nor a file be added."""
     directory = made.write(tmp_path, made.tensors(), made.objects(), manifest=True)
     assert main(["verify", str(tmp_path)]) == 0
     assert "files match integrity.json      ok" in capsys.readouterr().out
