@@ -10,7 +10,6 @@ then removes older iterations.
 """
 
 import contextlib
-import os
 import re
 import shutil
 import threading
