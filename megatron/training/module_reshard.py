@@ -6,6 +6,7 @@ number and the flag that helps; it is shared, so that every rank raises it and n
 """
 
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple, Union
 
@@ -22,6 +23,8 @@ from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY
 from megatron.core.models.mimo.optimizer import SAVED_OPTIMIZERS
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.training.module_layout import Arguments, GridChange, compare_grids, has_modules
+
+Sizes = Dict[str, Optional[Tuple[int, ...]]]
 
 _FULLY = 'fully_reshardable'
 _DEFAULT = 'dp_reshardable'
@@ -108,7 +111,7 @@ def optimizer_arguments(
     Tells a MIMO optimizer how many optimizers each module had: experts have one of their own only
     where expert parallelism is above 1. The metadata that is passed in stays as it is.
     """
-    if has_modules(args):
+    if has_modules(args) and _has_contents(checkpoint):
         metadata = {**metadata, SAVED_OPTIMIZERS: _saved_optimizers(set(_saved_sizes(checkpoint)))}
     return {'metadata': metadata, 'is_loading': True}
 
@@ -127,7 +130,7 @@ def check_contents(args: Arguments, checkpoint: str, sharded_state_dict: Dict[st
     Raises:
         ReshardError: naming module, key and both shapes.
     """
-    if not has_modules(args):
+    if not has_modules(args) or not _has_contents(checkpoint):
         return
     saved = _saved_sizes(checkpoint)
     raise_on_every_rank(_contents_problem(Path(checkpoint), saved, sharded_state_dict))
@@ -221,8 +224,20 @@ def _given(flag: str, value: Any) -> str:
     return f"with {flag} {value}"
 
 
-def _saved_sizes(checkpoint: str) -> Dict[str, Optional[Tuple[int, ...]]]:
+def _has_contents(checkpoint: str) -> bool:
+    """Whether the checkpoint says what it contains; one in a node's memory has no such file."""
+    return Path(checkpoint, '.metadata').exists()
+
+
+def _saved_sizes(checkpoint: str) -> Sizes:
     """Shape of every tensor of a checkpoint by key, and ``None`` of every object."""
+    file = Path(checkpoint, '.metadata').stat()
+    return _read_sizes(checkpoint, (file.st_mtime_ns, file.st_size))
+
+
+@lru_cache(maxsize=1)
+def _read_sizes(checkpoint: str, _version: Tuple[int, int]) -> Sizes:
+    """Read them once for all questions about one checkpoint; its metadata file can be large."""
     saved = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
     return {
         key: tuple(entry.size) if hasattr(entry, 'size') else None for key, entry in saved.items()
@@ -236,12 +251,10 @@ def _saved_optimizers(keys: Set[str]) -> Dict[str, int]:
 
 
 def _contents_problem(
-    checkpoint: Path,
-    saved: Dict[str, Optional[Tuple[int, ...]]],
-    sharded_state_dict: Dict[str, Any],
+    checkpoint: Path, saved: Sizes, sharded_state_dict: Dict[str, Any]
 ) -> Optional[str]:
     """What is asked for and has another shape, else what is missing; the first by key."""
-    wanted: Dict[str, Optional[Tuple[int, ...]]] = {}
+    wanted: Sizes = {}
     for entry in _described(sharded_state_dict):
         if isinstance(entry, ShardedObject):
             wanted[entry.unique_key] = None
@@ -268,7 +281,7 @@ def _described(sharded_state_dict: Dict[str, Any]) -> Iterator[Any]:
             yield entry
 
 
-def _missing(checkpoint: Path, keys: List[str], saved: Dict[str, Optional[Tuple[int, ...]]]) -> str:
+def _missing(checkpoint: Path, keys: List[str], saved: Sizes) -> str:
     """Say what is missing, and what helps against it."""
     first, module = keys[0], _module_of(keys[0])
     more = f" nor {len(keys) - 1} more" if len(keys) > 1 else ""

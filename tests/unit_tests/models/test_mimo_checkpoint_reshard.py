@@ -1,6 +1,7 @@
 """Checkpoints that are saved under one layout and loaded under another, module by module."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,14 @@ PAIRS = {
         loaded=(3, "vision language:dp=2"),
         options=("--bf16", *FULLY, *GATED),
     ),
+    "CP 2 to TP 2": Pair(
+        saved=(2, "language:cp=2"),
+        loaded=(2, "language:tp=2"),
+        options=("--bf16", *FULLY, "--mock-text-only"),
+    ),
+    "default format, CP 2 to DP 1": Pair(
+        saved=(2, "language:cp=2"), loaded=(1, "language"), options=(*BF16, "--mock-text-only")
+    ),
     "default format, DP 2 to 1": Pair(
         saved=(3, "vision language:dp=2"), loaded=(2, "vision language"), options=BF16
     ),
@@ -113,6 +122,25 @@ def arguments_of(layout: str) -> tuple[str, ...]:
     return tuple(text for module in layout.split() for text in ("--module", module))
 
 
+def in_any_layout(function: Callable[..., Any], arguments: tuple[str, ...], *rest: Any) -> Any:
+    """Call a function with arguments that may ask for CP, which local layers lack. Collective."""
+    from tests.unit_tests.helpers.context_parallel import local_context_parallelism
+
+    asked = any("cp=" in text for text in arguments)
+    with local_context_parallelism() if asked else nullcontext():
+        return function(*rest, arguments)
+
+
+def train(arguments: tuple[str, ...]) -> Any:
+    """Run as `train_mimo`, in any layout. Collective over the ranks of the test."""
+    return in_any_layout(train_mimo, arguments)
+
+
+def loaded_values(arguments: tuple[str, ...]) -> Values:
+    """Load a checkpoint and list this rank's values. Collective over the ranks of the test."""
+    return in_any_layout(with_built, arguments, values_of)
+
+
 @pytest.fixture(scope='module')
 def checkpoint(rank_pool: Pools, tmp_path_factory: Any) -> Callable[..., tuple[str, list[Values]]]:
     """Folder of a checkpoint after two steps, and the values that were saved; made once each."""
@@ -123,8 +151,8 @@ def checkpoint(rank_pool: Pools, tmp_path_factory: Any) -> Callable[..., tuple[s
             folder = str(tmp_path_factory.mktemp('saved'))
             ranks, layout = saved
             arguments = (*arguments_of(layout), *options, "--train-iters", "2")
-            rank_pool(ranks).run(train_mimo, (*arguments, "--save", folder))
-            values = rank_pool(ranks).run(with_built, values_of, (*arguments, "--load", folder))
+            rank_pool(ranks).run(train, (*arguments, "--save", folder))
+            values = rank_pool(ranks).run(loaded_values, (*arguments, "--load", folder))
             made[saved, options] = folder, values
         return made[saved, options]
 
@@ -166,7 +194,7 @@ def refusal(arguments: tuple[str, ...]) -> str:
     from examples.mimo.training.hetero.layout import SharedLayoutError
 
     try:
-        with_built(values_of, arguments)
+        loaded_values(arguments)
     except SharedLayoutError as error:
         return str(error)
     return "it was loaded"
@@ -194,7 +222,7 @@ def test_every_value_arrives(
     folder, saved = checkpoint(pair.saved, pair.options)
     ranks, layout = pair.loaded
     arguments = (*arguments_of(layout), *pair.options, "--train-iters", "2", "--load", folder)
-    loaded = rank_pool(ranks).run(with_built, values_of, arguments)
+    loaded = rank_pool(ranks).run(loaded_values, arguments)
     expected, found = assembled(saved), assembled(loaded)
     assert differences(expected, found) == []
     assert any("exp_avg_sq" in key for key in expected)
@@ -234,7 +262,7 @@ def test_padding_of_the_vocabulary_follows(
     folder, saved = checkpoint((3, "vision language:tp=2"), (*options, "--vocab-size", "140"))
     words = (*options, "--vocab-size", "140", "--make-vocab-size-divisible-by", "100")
     arguments = (*arguments_of("vision language:pp=2"), *words, "--train-iters", "2")
-    loaded = rank_pool(3).run(with_built, values_of, (*arguments, "--load", folder))
+    loaded = rank_pool(3).run(loaded_values, (*arguments, "--load", folder))
     expected, found = assembled(saved), assembled(loaded)
     padded = [key for key in expected if found[key].shape != expected[key].shape]
     assert len(padded) == 1 + 3  # the weight, its master weight and moments

@@ -1,11 +1,18 @@
 """What a layout cannot load of a checkpoint, rule by rule. Pure logic, without ranks."""
 
+import pickle
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensorFactory
@@ -175,43 +182,58 @@ def tensor(key: str, *shape: int, flexible: bool = False) -> ShardedTensor:
     return ShardedTensor.from_rank_offsets(key, data, allow_shape_mismatch=flexible)
 
 
-def contents(monkeypatch: pytest.MonkeyPatch, state: dict[str, Any], **saved: Any) -> str:
-    """Sentence with which a checkpoint with these keys is refused, or nothing."""
-    entries = {
-        key.replace('__', '.'): (
-            SimpleNamespace()
-            if shape is None
-            else TensorStorageMetadata(properties=None, size=torch.Size(shape), chunks=[])
-        )
-        for key, shape in saved.items()
-    }
-    reader = SimpleNamespace(
-        read_metadata=lambda: SimpleNamespace(
-            state_dict_metadata={key.replace('!', '/'): entry for key, entry in entries.items()}
-        )
-    )
-    monkeypatch.setattr(module_reshard, 'FileSystemReader', lambda _: reader)
-    try:
-        check_contents(arguments(VISION), 'run/iter_1', state)
-    except ReshardError as error:
-        return str(error)
-    return ""
+class Contents:
+    """A checkpoint in a folder of this test that consists of its metadata file."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        """Make the folder, which is written ``run/iter_1``."""
+        monkeypatch.chdir(folder)
+        Path('run/iter_1').mkdir(parents=True)
+
+    def save(self, **saved: tuple[int, ...] | None) -> None:
+        """Hold these keys (``__`` for dots, ``!`` for slashes) with shapes, or objects."""
+        entries = {
+            key.replace('__', '.').replace('!', '/'): (
+                BytesStorageMetadata()
+                if shape is None
+                else TensorStorageMetadata(TensorProperties(), torch.Size(shape), [])
+            )
+            for key, shape in saved.items()
+        }
+        with Path('run/iter_1/.metadata').open('wb') as file:
+            pickle.dump(Metadata(entries), file)
+        module_reshard._read_sizes.cache_clear()  # as the clock of files is coarse
+
+    def told(self, state: dict[str, Any], **saved: tuple[int, ...] | None) -> str:
+        """Sentence with which these keys are refused, or nothing."""
+        self.save(**saved)
+        try:
+            check_contents(arguments(VISION), 'run/iter_1', state)
+        except ReshardError as error:
+            return str(error)
+        return ""
 
 
-def test_another_shape_is_named_with_both(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def contents(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Contents:
+    """A checkpoint to fill."""
+    return Contents(monkeypatch, tmp_path)
+
+
+def test_another_shape_is_named_with_both(contents: Contents) -> None:
     """A tensor of another shape is refused; padding of the vocabulary is not."""
     state = {'model': {'a': tensor('language_model.w', 4, 2), 'b': 7}}
-    assert contents(monkeypatch, state, language_model__w=(4, 2)) == ""
-    assert contents(monkeypatch, state, language_model__w=(3, 2)) == (
+    assert contents.told(state, language_model__w=(4, 2)) == ""
+    assert contents.told(state, language_model__w=(3, 2)) == (
         "module language: language_model.w is (3, 2) in run/iter_1, but (4, 2) in this run; the "
         "model's sizes must be those that were saved."
     )
     state = {'model': [tensor('language_model.w', 4, 2, flexible=True)]}
-    assert contents(monkeypatch, state, language_model__w=(3, 2)) == ""
-    assert "has no language_model.w;" in contents(monkeypatch, state, language_model__v=(3, 2))
+    assert contents.told(state, language_model__w=(3, 2)) == ""
+    assert "has no language_model.w;" in contents.told(state, language_model__v=(3, 2))
 
 
-def test_what_factories_make_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_factories_make_is_asked_for(contents: Contents) -> None:
     """The tensors behind a factory are looked for, not the factory."""
 
     def build(key: str, data: torch.Tensor, *_: Any) -> list[ShardedTensor]:
@@ -219,8 +241,8 @@ def test_what_factories_make_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
 
     state = {'m': ShardedTensorFactory('mimo.vision.w', torch.zeros(2), build, torch.cat)}
     both = {'mimo__vision__w__up': (2,), 'mimo__vision__w__gate': (2,)}
-    assert contents(monkeypatch, state, **both) == ""
-    assert contents(monkeypatch, state, mimo__vision__w__up=(2,)) == (
+    assert contents.told(state, **both) == ""
+    assert contents.told(state, mimo__vision__w__up=(2,)) == (
         "module vision: run/iter_1 has no mimo.vision.w.gate; the module did not train, or not as "
         f"here, when it was saved; {FRESH}"
     )
@@ -240,21 +262,27 @@ def test_what_factories_make_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_what_helps_where_something_is_missing(
-    monkeypatch: pytest.MonkeyPatch, key: str, saved: str, remedy: str
+    contents: Contents, key: str, saved: str, remedy: str
 ) -> None:
     """Each missing part is told with what goes on without it."""
     state = {'x': ShardedObject(key, None, (1,), (0,)), 'y': ShardedObject(key, None, (2,), (0,))}
-    text = contents(monkeypatch, state, **{saved: (1,)})
+    text = contents.told(state, **{saved: (1,)})
     assert f"run/iter_1 has no {key}/shard_0_1 nor 1 more; " in text
     assert remedy in text
 
 
-def test_saved_optimizers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_optimizers_are_counted(contents: Contents) -> None:
     """A load knows how many optimizers each module had, and the caller's metadata stays."""
     key = 'mimo__{0}__optimizer__mimo__{0}{1}__param_groups!shard_0_1'
     keys = [key.format('vision', ''), key.format('language', ''), key.format('language', '__1')]
-    contents(monkeypatch, {}, **dict.fromkeys(keys))
+    contents.save(**dict.fromkeys(keys))
     metadata = dict(DEFAULT)
     passed = optimizer_arguments(arguments(VISION), 'run/iter_1', metadata)
     assert passed['metadata'] == {**DEFAULT, 'mimo_saved_optimizers': {'vision': 1, 'language': 2}}
     assert metadata == DEFAULT
+
+
+def test_a_checkpoint_in_memory_is_not_asked() -> None:
+    """One without a metadata file, in a node's own memory, is loaded as it always was."""
+    check_contents(arguments(VISION), 'nowhere', {'model': tensor('language_model.w', 4)})
+    assert optimizer_arguments(arguments(VISION), 'nowhere', DEFAULT)['metadata'] is DEFAULT
