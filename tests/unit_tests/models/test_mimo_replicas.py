@@ -10,7 +10,9 @@ one. Only the rank that is all zeros writes (``dist_checkpointing/mapping.py``).
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -158,3 +160,40 @@ def test_every_shard_has_one_writer(
         keys = {key for key, *_ in writers}
         for part in ("language_model.", "optimizer", "rng_state", "rerun_state_machine"):
             assert any(part in key for key in keys), part
+
+
+def refusal_of_two_writers(built: Built, folder: str) -> str:
+    """What a save says where all ranks of a module claim to write its parameter groups."""
+    from megatron.core.dist_checkpointing.core import CheckpointingException
+    from megatron.core.models.mimo import optimizer
+    from megatron.training import checkpointing
+
+    built.args.save = folder
+    parts = ([built.model], built.optimizer, built.scheduler, 0)
+    with (
+        mock.patch.object(optimizer, '_get_replica_id', return_value=(0, 0, 0)),
+        pytest.raises(CheckpointingException) as refusal,
+    ):
+        checkpointing.save_checkpoint(1, *parts, **built.checkpoint_groups())
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    'modules',
+    [
+        ("language:pp=2",),
+        ("vision", "language:pp=2"),
+        ("vision:dp=2", "language"),
+        ("vision:tp=2,colocated", "language:dp=2"),
+    ],
+)
+def test_two_writers_are_refused(
+    rank_pool: Pools, tmp_path: Path, modules: tuple[str, ...]
+) -> None:
+    """A save checks who writes what in every layout, and all ranks refuse with the same words."""
+    ranks = 3 if len(modules) == 2 and "colocated" not in modules[0] else 2
+    arguments = Grids(ranks, modules).arguments()
+    answers = rank_pool(ranks).run(with_built, refusal_of_two_writers, arguments, str(tmp_path))
+    assert len(set(answers)) == 1
+    assert "Duplicate ShardedObject keys" in answers[0]
+    assert "param_groups" in answers[0]
