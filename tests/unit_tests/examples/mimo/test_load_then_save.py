@@ -22,9 +22,10 @@ LAYOUTS = {
         *(4, ("--fp16", "--initial-loss-scale", "1024", "--use-distributed-optimizer")),
         ("vision:dp=2", "language:tp=2"),
     ),
-    "pipeline, fully reshardable": (
-        *(3, ("--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable")),
-        ("vision", "language:pp=2"),
+    "tied pipeline, fully reshardable": (
+        2,
+        ("--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable", "--mock-text-only"),
+        ("language:pp=2",),
     ),
     "colocated, plain optimizer": (2, ("--bf16",), ("vision:tp=2,colocated", "language:tp=2")),
     "experts": (

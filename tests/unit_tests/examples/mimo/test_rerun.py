@@ -43,8 +43,11 @@ def test_rerun_from_a_checkpoint(rank_pool: Pools, tmp_path: Path) -> None:
         codes = rank_pool(2).run(exit_code, (*saved, *ONE_EACH, *flags))
         assert codes == [RESUME_TO_DISAMBIGUATE] * 2
     whole = rank_pool(2).run(train_recorded, (*COMMON, *ONE_EACH))
-    loading = (*COMMON, "--load", str(tmp_path), "--module", "vision", "--module")
-    again = rank_pool(3).run(train_recorded, (*loading, "language:dp=2", "--micro-batch-size", "1"))
-    assert [step.consumed for step in again[-1].steps] == [12]
-    assert again[0].steps[0].weights == whole[0].steps[3].weights
-    assert again[-1].steps[0].moments != ()
+    together = ("--module", "vision:dp=2,colocated", "--module", "language:dp=2")
+    loading = ("--load", str(tmp_path), "--micro-batch-size", "1")
+    for run in rank_pool(2).run(train_recorded, (*COMMON, *together, *loading)):
+        assert [step.consumed for step in run.steps] == [12]
+        assert run.steps[0].weights == tuple(
+            digest for rank in whole for digest in rank.steps[3].weights
+        )
+        assert run.steps[0].moments != ()
