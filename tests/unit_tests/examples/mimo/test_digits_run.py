@@ -82,7 +82,7 @@ def test_a_failure_says_why(tmp_path: Path) -> None:
     (folder / "settings.json").write_text(json.dumps(settings | {"processes": 2}))
     code, output, errors = run_job("--resume", "--output", str(folder))
     assert code == 1, (output, errors)
-    assert "Error" in errors
+    assert "CheckpointingException: cannot load iteration 1 " in errors
     assert "iter_0000001" in errors
     assert "ChildFailedError" not in errors
     assert errors.splitlines()[-1].startswith("The whole log: ")
