@@ -83,6 +83,6 @@ def test_a_failure_says_why(tmp_path: Path) -> None:
     code, output, errors = run_job("--resume", "--output", str(folder))
     assert code == 1, (output, errors)
     assert "CheckpointingException: cannot load iteration 1 " in errors
-    assert "iter_0000001" in errors
+    assert "metadata.json: missing" in errors
     assert "ChildFailedError" not in errors
     assert errors.splitlines()[-1].startswith("The whole log: ")
