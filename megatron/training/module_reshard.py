@@ -18,7 +18,7 @@ from megatron.core.dist_checkpointing.mapping import (
     ShardedTensor,
     ShardedTensorFactory,
 )
-from megatron.core.dist_checkpointing.verdict import gather_everywhere
+from megatron.core.dist_checkpointing.verdict import first_problem
 from megatron.core.models.mimo.config.role import MIMO_LANGUAGE_MODULE_KEY
 from megatron.core.models.mimo.optimizer import SAVED_OPTIMIZERS
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -41,8 +41,7 @@ def raise_on_every_rank(problem: Optional[str]) -> None:
     Raises:
         ReshardError: on every rank alike, with the problem of the first rank that has one.
     """
-    problems = gather_everywhere(problem)
-    first = next(filter(None, problems), None)
+    first = first_problem(problem)
     if first is not None:
         raise ReshardError(first)
 
@@ -255,7 +254,7 @@ def _contents_problem(
 ) -> Optional[str]:
     """What is asked for and has another shape, else what is missing; the first by key."""
     wanted: Sizes = {}
-    for entry in _described(sharded_state_dict):
+    for entry in described_entries(sharded_state_dict):
         if isinstance(entry, ShardedObject):
             wanted[entry.unique_key] = None
         elif entry.allow_shape_mismatch:  # padding of the vocabulary follows TP
@@ -272,8 +271,8 @@ def _contents_problem(
     return _missing(checkpoint, missing, saved) if missing else None
 
 
-def _described(sharded_state_dict: Dict[str, Any]) -> Iterator[Any]:
-    """Every sharded tensor and object, those that factories make included."""
+def described_entries(sharded_state_dict: Union[Dict[str, Any], List[Any]]) -> Iterator[Any]:
+    """Every sharded tensor and object, those that factories make included. Not collective."""
     for entry in nested_values(sharded_state_dict):
         if isinstance(entry, ShardedTensorFactory):
             yield from nested_values([entry.build()])

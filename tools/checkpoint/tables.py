@@ -15,17 +15,24 @@ _RIGHT = ">"
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], indent: str = "") -> None:
-    """Print columns as wide as they need to be, right-aligned where the header starts with ``>``."""
+    """Print :func:`table_lines`."""
+    for line in table_lines(headers, rows):
+        print((indent + line).rstrip())
+
+
+def table_lines(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Columns as wide as they need to be, right-aligned where the header starts with ``>``."""
     right = [header.startswith(_RIGHT) for header in headers]
     cells = [[header.removeprefix(_RIGHT) for header in headers]]
     cells += [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        padded = [
+    return [
+        _GAP.join(
             cell.rjust(width) if is_right else cell.ljust(width)
             for cell, width, is_right in zip(line, widths, right, strict=True)
-        ]
-        print((indent + _GAP.join(padded)).rstrip())
+        ).rstrip()
+        for line in cells
+    ]
 
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:

@@ -7,7 +7,8 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tools.checkpoint.torture_runs import KEPT, TRACKER, load_arguments
+from tools.checkpoint.place import TRACKER
+from tools.checkpoint.torture_runs import KEPT, load_arguments
 
 _BETWEEN = "between saves, or planning one"
 _MADE = "hidden directory made"

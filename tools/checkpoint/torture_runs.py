@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from tools.checkpoint.place import TRACKER
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -28,7 +30,6 @@ RANKS = 2
 MODES = ("sync", "async")
 KEPT = 3
 """Iterations that stay; older ones are removed after each save."""
-TRACKER = "latest_checkpointed_iteration.txt"
 _ELEMENTS = 300_000
 _PAUSE_SECONDS = 0.012
 _AGAIN = 0.3

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import psutil
 
 from tools.checkpoint.errors import CheckpointError
+from tools.checkpoint.place import TRACKER
 from tools.checkpoint.torture_findings import Finding, inspect_folder
-from tools.checkpoint.torture_runs import TRACKER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,16 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
+from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from tools.checkpoint.errors import CheckpointError
 from tools.checkpoint.place import METADATA, TRACKER
@@ -48,7 +40,7 @@ class CheckpointWriter:
         self._number = 0
         self._file: BinaryIO | None = None
         self._entries: dict[str, Any] = {}
-        self._places: dict[MetadataIndex, _StorageInfo] = {}
+        self._places: dict[dcp.MetadataIndex, _StorageInfo] = {}
         self._checksums: dict[str, int] = {}
 
     def add_chunk(
@@ -57,31 +49,31 @@ class CheckpointWriter:
         shape: Sequence[int],
         offsets: Sequence[int],
         sizes: Sequence[int],
-        properties: TensorProperties,
+        properties: dcp.TensorProperties,
         payload: Iterable[bytes],
     ) -> None:
         """Add a chunk of a tensor, as the bytes that ``torch.save`` made of it."""
         offset = torch.Size(offsets)
         entry = self._entries.setdefault(
-            key, TensorStorageMetadata(properties=properties, size=torch.Size(shape), chunks=[])
+            key, dcp.TensorStorageMetadata(properties=properties, size=torch.Size(shape), chunks=[])
         )
-        index = MetadataIndex(key, offset, len(entry.chunks))
-        entry.chunks.append(ChunkStorageMetadata(offsets=offset, sizes=torch.Size(sizes)))
+        index = dcp.MetadataIndex(key, offset, len(entry.chunks))
+        entry.chunks.append(dcp.ChunkStorageMetadata(offsets=offset, sizes=torch.Size(sizes)))
         self._places[index] = self._write(payload)
 
     def add_object(self, key: str, payload: Iterable[bytes]) -> None:
         """Add a shard of an object, as the bytes that ``torch.save`` made of it."""
-        self._entries[key] = BytesStorageMetadata()
-        self._places[MetadataIndex(key)] = self._write(payload)
+        self._entries[key] = dcp.BytesStorageMetadata()
+        self._places[dcp.MetadataIndex(key)] = self._write(payload)
 
     def finish(self, *, manifest: bool) -> None:
         """Write what the directory holds, and bring all of it to the disk."""
         self._close()
-        metadata = Metadata(
+        metadata = dcp.Metadata(
             state_dict_metadata=self._entries,
             planner_data=None,
             storage_data=self._places,
-            storage_meta=StorageMeta(),
+            storage_meta=dcp.StorageMeta(),
         )
         _write_durably(self._directory / METADATA, pickle.dumps(metadata))
         backend = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}

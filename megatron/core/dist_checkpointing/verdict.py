@@ -99,6 +99,14 @@ def gather_everywhere[T](value: T, group: dist.ProcessGroup | None = None) -> li
     return values
 
 
+def first_problem(problem: str | None, group: dist.ProcessGroup | None = None) -> str | None:
+    """Return the problem of the first rank that has one; collective over ``group``.
+
+    For a caller that raises an error of its own, then on every rank with the same text.
+    """
+    return next((text for text in gather_everywhere(problem, group) if text is not None), None)
+
+
 def describe(error: BaseException) -> str:
     """Say what an exception says, in one line, with its type where that is needed."""
     if isinstance(error, CheckpointException):  # torch's, which holds one failure per rank

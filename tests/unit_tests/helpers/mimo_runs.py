@@ -18,6 +18,14 @@ COMMON = (
     *("--lr-decay-style", "cosine", "--seed", "7", "--no-create-attention-mask-in-dataloader"),
 )
 """A model that takes milliseconds a step."""
+DETERMINISTIC = ("--bf16", "--use-distributed-optimizer", "--deterministic-mode")
+"""Arguments of a run on GPUs that is compared bit for bit, under `DETERMINISTIC_VARIABLES`."""
+DETERMINISTIC_VARIABLES = {
+    "NCCL_ALGO": "Ring",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+}
+"""What Megatron's deterministic mode asks of the environment."""
 NO_DROPOUT = ("--hidden-dropout", "0", "--attention-dropout", "0")
 
 

@@ -23,6 +23,7 @@ from examples.mimo.training.hetero.layout import LANGUAGE, Layout
 from examples.mimo.training.hetero.model import HeteroMimoBuilder, HeteroMimoConfig
 from examples.mimo.training.hetero.seeds import module_seed_offset, seed_module
 from examples.mimo.training.hetero.topology import build_topology
+from tools.checkpoint.tables import table_lines
 
 if TYPE_CHECKING:
     import argparse
@@ -73,8 +74,8 @@ def rank_table(
     layout: Layout, shares: dict[int, tuple[Share, ...]], args: argparse.Namespace
 ) -> list[str]:
     """Lines of the rank table, one per rank and module."""
-    header = ("rank", "module", "tp", "pp", "dp", "cp", "ep", "parameters", "memory (MiB)")
-    rows = [header]
+    headers = (">rank", "module", ">tp", ">pp", ">dp", ">cp", ">ep", ">parameters", ">memory (MiB)")
+    rows = []
     for rank in range(layout.world_size):
         for share in shares[rank]:
             grid = layout[share.module]
@@ -90,14 +91,7 @@ def rank_table(
                     f"{size / MIB:.1f}",
                 )
             )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column == 1 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return table_lines(headers, rows)
 
 
 def checks(layout: Layout, args: argparse.Namespace) -> list[str]:

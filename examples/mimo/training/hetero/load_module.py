@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
-from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import (
     ShardedObject,
     ShardedTensor,
     ShardedTensorFactory,
 )
 from megatron.core.dist_checkpointing.utils import apply_prefix_mapping
-from megatron.core.dist_checkpointing.verdict import gather_everywhere
+from megatron.core.dist_checkpointing.verdict import first_problem, gather_everywhere
 from megatron.core.dist_checkpointing.verification import refuse_damaged
 from megatron.training.checkpointing import checkpoint_exists
+from megatron.training.module_reshard import described_entries
 
 from examples.mimo.training.hetero.layout import LayoutError
 from tools.checkpoint.contents import Contents
@@ -137,9 +137,9 @@ def _open(source: ModuleSource) -> Contents:
         contents = Contents.read(source.path)
     except (CheckpointError, OSError) as error:
         problem = str(error)
-    problems = [text for text in gather_everywhere(problem) if text is not None]
-    if problems:
-        msg = f"{source}: {problems[0]}"
+    problem = first_problem(problem)
+    if problem is not None:
+        msg = f"{source}: {problem}"
         raise ModuleLoadError(msg)
     assert contents is not None
     try:
@@ -181,14 +181,15 @@ def _compare(
                 if _EXTRA_STATE not in key and not source.allows(key):
                     findings.missing.add(key)
             continue
-        absent = [t.key for t in _tensors(part) if t.key not in contents.index.tensors]
+        tensors = list(described_entries([part]))  # a factory stands for those that it makes
+        absent = [t.key for t in tensors if t.key not in contents.index.tensors]
         if absent and source.allows(key):
             findings.skipped.add(key)
             del state[name]
         elif absent:
             findings.missing.update(wanted.removeprefix(prefix) for wanted in absent)
         else:
-            for tensor in _tensors(part):
+            for tensor in tensors:
                 _compare_shape(tensor, tensor.key.removeprefix(prefix), contents, findings)
     return findings
 
@@ -202,14 +203,6 @@ def _compare_shape(tensor: ShardedTensor, key: str, contents: Contents, findings
         findings.resized[key] = f"{key}: {saved[0]} rows in the checkpoint, {wanted[0]} here"
     else:
         findings.mismatched[key] = f"{key} is {list(saved)} there, {list(wanted)} here"
-
-
-def _tensors(part: ShardedTensor | ShardedTensorFactory) -> Iterable[ShardedTensor]:
-    """Sharded tensors of one entry; a factory stands for those that a weight is saved as."""
-    if isinstance(part, ShardedTensorFactory):
-        yield from nested_values(part.build())
-    else:
-        yield part
 
 
 def _refuse(source: ModuleSource, findings: Findings) -> None:

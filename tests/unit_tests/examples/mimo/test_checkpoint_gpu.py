@@ -5,12 +5,17 @@ from pathlib import Path
 import pytest
 
 from tests.unit_tests.helpers.distributed import run_ranks
-from tests.unit_tests.helpers.mimo_runs import Run, train_mimo
+from tests.unit_tests.helpers.mimo_runs import (
+    DETERMINISTIC,
+    DETERMINISTIC_VARIABLES,
+    Run,
+    train_mimo,
+)
 
 pytestmark = pytest.mark.tier2(gpus=1)
 
 MODULES = ("--module", "vision:colocated", "--module", "language")
-TRAINING = ("--bf16", "--use-distributed-optimizer", "--deterministic-mode", *MODULES)
+TRAINING = (*DETERMINISTIC, *MODULES)
 WAYS = {
     "default": (),
     "fully reshardable": ("--dist-ckpt-optim-fully-reshardable",),
@@ -21,9 +26,8 @@ WAYS = {
 @pytest.fixture(autouse=True)
 def deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set what Megatron's deterministic mode asks for; the rank inherits it."""
-    monkeypatch.setenv("NCCL_ALGO", "Ring")
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
+    for name, value in DETERMINISTIC_VARIABLES.items():
+        monkeypatch.setenv(name, value)
 
 
 def run(tmp_path: Path, *arguments: str, backend: str = 'nccl') -> Run:

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from tests.unit_tests.helpers.distributed import run_ranks
-from tests.unit_tests.helpers.mimo_runs import NO_DROPOUT, Run, train_mimo, train_stock_gpt
+from tests.unit_tests.helpers.mimo_runs import (
+    DETERMINISTIC,
+    DETERMINISTIC_VARIABLES,
+    NO_DROPOUT,
+    Run,
+    train_mimo,
+    train_stock_gpt,
+)
 
 pytestmark = pytest.mark.tier2(gpus=2)
 
@@ -13,18 +20,12 @@ LAYOUTS = {
     "disjoint": ("--module", "vision", "--module", "language"),
     "colocated": ("--module", "vision:tp=2,colocated", "--module", "language:tp=2"),
 }
-DETERMINISTIC = ("--bf16", "--use-distributed-optimizer", "--deterministic-mode")
-ENVIRONMENT = {
-    "NCCL_ALGO": "Ring",
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
-}
 
 
 @pytest.fixture(autouse=True)
 def deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set what Megatron's deterministic mode asks for; the ranks inherit it."""
-    for name, value in ENVIRONMENT.items():
+    for name, value in DETERMINISTIC_VARIABLES.items():
         monkeypatch.setenv(name, value)
 
 
