@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import runpy
 import socket
 import sys
+import time
 import warnings
 from pathlib import Path
 
 from . import switch
 from .arguments import add_cpu_arguments
 from .redirect import table
+
+_LET_GO_SECONDS = 0.1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -85,6 +89,26 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> None:
         runpy.run_path(options.script, run_name="__main__")
 
 
+def _leave_world() -> None:
+    """End what gloo still runs in the background, after a script that left its groups alone.
+
+    A gloo thread may be about to free the tensors of the last collective, for which it needs the
+    interpreter's lock; the interpreter ends a thread that asks while it shuts down, and C++ then
+    aborts the process. The groups that nobody holds join their threads here; those of others get
+    the time to let go of their tensors.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+    gc.collect()
+    time.sleep(_LET_GO_SECONDS)  # without the lock
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the launcher and return its exit status; the script's own exit passes through."""
     options = _parser().parse_args(argv)
@@ -109,7 +133,13 @@ def main(argv: list[str] | None = None) -> int:
         _set_single_process()
     switch.enable()
     _announce()
-    _run(options, arguments)
+    try:
+        _run(options, arguments)
+    except SystemExit as leaving:
+        if not leaving.code:
+            _leave_world()
+        raise
+    _leave_world()
     return 0
 
 
